@@ -1,0 +1,98 @@
+"""Builds a source distribution, wheels from it for every CPython from 3.10 to 3.13 that this machine
+has, installs each into an environment of its own, and uses it there.
+
+The first interpreter builds against the CUDA toolkit where there is one, the others against NVIDIA's
+header package, so that both ways are tried.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = [(3, minor) for minor in range(10, 14)]
+
+# Run with the installed package, away from the sources, without PyTorch.
+SMOKE = """
+import sys
+import fencepool as fp
+info = fp.driver_info("host")
+assert info.is_available, info.reason
+assert fp.status() == []
+free, total = fp.memory_info("cpu")
+assert 0 < free <= total
+assert "torch" not in sys.modules and "typer" not in sys.modules
+print("   ", sys.version.split()[0], "fencepool", fp.__version__, fp.__file__)
+"""
+
+
+def run(*command: str | Path, **options: object) -> None:
+    """Runs a command; raises CalledProcessError when it fails."""
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+
+
+def version_of(python: Path) -> tuple[int, int] | None:
+    """The version of a CPython that works; None for anything else, such as a shim without one."""
+    program = "import sys, venv, ensurepip; print(sys.implementation.name, *sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [python, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = done.stdout.split()
+    return (int(words[1]), int(words[2])) if done.returncode == 0 and words[0] == "cpython" else None
+
+
+def interpreters() -> dict[tuple[int, int], Path]:
+    """One working interpreter for each version: the running one, then PATH, then pyenv's and others."""
+    candidates = [Path(sys.executable)]
+    names = [f"python{major}.{minor}" for major, minor in VERSIONS]
+    candidates += [Path(found) for found in map(shutil.which, names) if found]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for pattern_root, pattern in ((pyenv, "versions/*/bin/python"), (Path("/opt/python"), "cp3*/bin/python")):
+        candidates += sorted(pattern_root.glob(pattern))
+    found: dict[tuple[int, int], Path] = {}
+    for candidate in candidates:
+        version = version_of(candidate)
+        if version in VERSIONS:
+            found.setdefault(version, candidate)
+    return dict(sorted(found.items()))
+
+
+def check(python: Path, sdist: Path, work: Path, environment: dict[str, str]) -> None:
+    """A wheel of `sdist` for one interpreter: built in isolation, installed, used."""
+    run(python, "-m", "venv", work / "venv")
+    inside = work / "venv" / "bin" / "python"
+    pip = (inside, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    run(*pip, "wheel", "--no-deps", "--wheel-dir", work, sdist, env=environment)
+    (wheel,) = work.glob("*.whl")
+    run(*pip, "install", wheel)
+    run(inside, "-c", SMOKE, cwd=work)
+    run(work / "venv" / "bin" / "fencepool", "doctor", cwd=work, stdout=subprocess.DEVNULL)
+    shutil.rmtree(work)
+
+
+def main() -> None:
+    """Raises when any interpreter's build or use fails."""
+    with tempfile.TemporaryDirectory(prefix="fencepool-wheels-") as name:
+        directory = Path(name)
+        run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", directory, cwd=ROOT)
+        (sdist,) = directory.glob("*.tar.gz")
+        environment = {**os.environ, "FENCEPOOL_WERROR": "1"}
+        for index, (version, python) in enumerate(interpreters().items()):
+            if index == 1:
+                environment["FENCEPOOL_CUDA_HEADERS"] = "pypi"
+            print(f"== CPython {version[0]}.{version[1]} ({python})", flush=True)
+            work = directory / f"cp{version[0]}{version[1]}"
+            work.mkdir()
+            check(python, sdist, work, environment)
+
+
+if __name__ == "__main__":
+    main()
