@@ -1,0 +1,61 @@
+#include "backup/host_buffer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "base/problems.h"
+
+namespace fencepool {
+
+HostBuffer::Place HostBuffer::place(std::size_t position, std::size_t size) const {
+  const auto after = std::upper_bound(starts_.begin(), starts_.end(), position);
+  const std::size_t index = static_cast<std::size_t>(after - starts_.begin()) - 1;
+  const std::size_t inside = position - starts_[index];
+  const host_memory::Reservation& memory = chunks_[index]->memory;
+  return {index, memory.start() + inside, std::min(size, memory.size() - inside)};
+}
+
+void HostBuffer::append(std::unique_ptr<HostChunk> chunk) {
+  starts_.push_back(capacity_);
+  capacity_ += chunk->memory.size();
+  chunks_.push_back(std::move(chunk));
+}
+
+void HostBuffer::clear() noexcept {
+  if (process::is_forked_child()) {
+    for (auto& chunk : chunks_) static_cast<void>(chunk.release());
+    return;
+  }
+  std::atomic<std::size_t> next{0};
+  const auto work = [&]() noexcept {
+    try {
+      const Device::Scope scope(device_);
+      for (std::size_t i = next++; i < chunks_.size(); i = next++) chunks_[i].reset();
+    } catch (const std::exception& error) {
+      problems::record(std::string("giving host memory back: ") + error.what());
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+    for (std::size_t i = 1; i < std::min({chunks_.size(), cores, std::size_t{8}}); ++i) helpers.emplace_back(work);
+  } catch (const std::exception&) {
+    problems::record("no thread could be started to give host memory back faster; it is given back by one");
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  chunks_.clear();
+  starts_.clear();
+  capacity_ = 0;
+}
+
+void HostBuffer::truncate(std::size_t chunks) {
+  while (chunks_.size() > chunks) {
+    capacity_ = starts_.back();
+    starts_.pop_back();
+    chunks_.pop_back();
+  }
+}
+
+}  // namespace fencepool

@@ -1,0 +1,55 @@
+// Pinned host memory that grows by chunks and keeps what it has: where a pool's contents lie while
+// it is paused.
+//
+// Positions are bytes from 0 to capacity(), over all chunks as if they were one. Not thread-safe: a
+// pool's buffer belongs to the transition that has claimed the pool.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/host_memory.h"
+#include "owners/registration.h"
+
+namespace fencepool {
+
+// One piece of pinned memory. Members die in reverse order: unpinned first, then given back.
+struct HostChunk {
+  HostChunk(std::size_t size, int numa_node) : memory(size, numa_node) {}
+  host_memory::Reservation memory;
+  std::unique_ptr<Registration> registration;  // null until it is provisioned
+};
+
+class HostBuffer {
+ public:
+  explicit HostBuffer(Device& device) : device_(device) {}
+  ~HostBuffer() { clear(); }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  // Where a run of bytes lies: the longest part of [position, position + size) inside one chunk.
+  struct Place {
+    std::size_t chunk;
+    char* address;
+    std::size_t size;
+  };
+  Place place(std::size_t position, std::size_t size) const;
+
+  // Unpins and gives back everything, on several threads. Nothing may be copying to or from it.
+  void clear() noexcept;
+
+  std::size_t capacity() const { return capacity_; }  // bytes
+  Device& device() const { return device_; }
+
+ private:
+  friend class Provision;
+  void append(std::unique_ptr<HostChunk> chunk);
+  void truncate(std::size_t chunks);
+
+  Device& device_;
+  std::vector<std::unique_ptr<HostChunk>> chunks_;
+  std::vector<std::size_t> starts_;  // position of each chunk's first byte
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace fencepool

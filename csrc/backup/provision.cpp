@@ -1,0 +1,96 @@
+#include "backup/provision.h"
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace fencepool {
+namespace {
+
+std::size_t thread_count(std::size_t chunks) {
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  return std::min({chunks, cores, Provision::kThreads});
+}
+
+}  // namespace
+
+Provision::Provision(HostBuffer& buffer, std::size_t bytes)
+    : buffer_(buffer), first_new_(buffer.chunks_.size()), next_(buffer.chunks_.size()) {
+  if (bytes <= buffer.capacity()) return;
+  bytes_added_ = bytes - buffer.capacity();
+  host_memory::require(bytes_added_);
+  try {
+    for (std::size_t left = bytes_added_; left > 0;) {
+      const std::size_t size = std::min(left, kChunk);
+      buffer_.append(std::make_unique<HostChunk>(size, buffer_.device().numa_node()));
+      left -= size;
+    }
+    const std::size_t added = buffer_.chunks_.size() - first_new_;
+    is_ready_.assign(added, false);
+    for (std::size_t i = 0; i < thread_count(added); ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::exception& error) {
+    join();
+    buffer_.truncate(first_new_);
+    if (dynamic_cast<const Error*>(&error) != nullptr) throw;
+    throw Error(Kind::kHostMemory, std::string("preparing host memory for a backup failed: ") + error.what());
+  }
+}
+
+Provision::~Provision() {
+  join();
+  if (!is_kept_) buffer_.truncate(first_new_);
+}
+
+void Provision::work() noexcept {
+  try {
+    const Device::Scope scope(buffer_.device());
+    for (;;) {
+      const std::size_t index = next_.fetch_add(1);
+      if (is_stopped_ || index >= buffer_.chunks_.size()) return;
+      HostChunk& chunk = *buffer_.chunks_[index];
+      chunk.memory.populate();
+      chunk.registration =
+          std::make_unique<Registration>(buffer_.device(), chunk.memory.start(), chunk.memory.size());
+      const Lock lock(mutex_);
+      is_ready_[index - first_new_] = true;
+      changed_.notify_all();
+    }
+  } catch (...) {
+    is_stopped_ = true;
+    const Lock lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+void Provision::wait(std::size_t chunk) {
+  if (chunk < first_new_) return;
+  const Lock lock(mutex_);
+  while (!failure_ && !is_ready_[chunk - first_new_]) changed_.wait(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Provision::keep() {
+  for (std::size_t chunk = first_new_; chunk < buffer_.chunks_.size(); ++chunk) wait(chunk);
+  is_kept_ = true;
+}
+
+void Provision::leak() noexcept {
+  join();
+  for (std::size_t i = first_new_; i < buffer_.chunks_.size(); ++i) {
+    buffer_.chunks_[i]->memory.leak();
+    static_cast<void>(buffer_.chunks_[i]->registration.release());
+  }
+}
+
+void Provision::join() noexcept {
+  is_stopped_ = true;
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+  threads_.clear();
+}
+
+}  // namespace fencepool

@@ -1,0 +1,118 @@
+// The drivers and devices, and the faults that tests inject at the driver table.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+
+#include "base/host_memory.h"
+#include "base/process.h"
+#include "bindings/bindings.h"
+#include "owners/device.h"
+
+namespace py = pybind11;
+
+namespace fencepool {
+namespace {
+
+// Asked of the driver without making a context, so that looking at a GPU takes none of its memory.
+py::dict device_dict(Driver& driver, int ordinal) {
+  static constexpr std::array<std::pair<const char*, CUdevice_attribute>, 9> kAttributes{{
+      {"vmm", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
+      {"rdma_vmm", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED},
+      {"host_numa_vmm", CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
+      {"posix_fd", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED},
+      {"compute_major", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
+      {"compute_minor", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
+      {"host_numa_id", CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},
+      {"async_engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT},
+      {"multiprocessors", CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+  }};
+  CUdevice device = 0;
+  driver.check<Call::cuDeviceGet>(&device, ordinal);
+  std::array<char, 256> name{};
+  driver.check<Call::cuDeviceGetName>(name.data(), static_cast<int>(name.size()), device);
+  std::size_t total = 0;
+  driver.check<Call::cuDeviceTotalMem>(&total, device);
+  py::dict attributes;
+  for (const auto& [key, attribute] : kAttributes) {
+    int value = 0;
+    if (driver.call<Call::cuDeviceGetAttribute>(&value, attribute, device) == CUDA_SUCCESS) attributes[key] = value;
+  }
+  py::dict dict;
+  dict["ordinal"] = ordinal;
+  dict["name"] = name.data();
+  dict["total_bytes"] = total;
+  dict["attributes"] = attributes;
+  return dict;
+}
+
+py::dict driver_dict(const std::string& provider_name) {
+  const Provider provider = provider_of(provider_name);
+  py::dict dict;
+  dict["reason"] = Driver::why_unavailable(provider);
+  dict["version"] = 0;
+  dict["absent_calls"] = py::list();
+  py::list devices;
+  if (dict["reason"].cast<std::string>().empty()) {
+    Driver& driver = Driver::get(provider);
+    dict["version"] = driver.version();
+    dict["absent_calls"] = driver.absent_calls();
+    for (int ordinal = 0; ordinal < driver.device_count(); ++ordinal) devices.append(device_dict(driver, ordinal));
+  }
+  dict["devices"] = devices;
+  return dict;
+}
+
+Call call_of(const std::string& name) {
+  if (name == "*") return Call::kCount;
+  const Call call = driver::find_call(name);
+  if (call == Call::kCount) throw Error(Kind::kInvalid, "the driver table has no call '" + name + "'");
+  return call;
+}
+
+}  // namespace
+
+void bind_machine(py::module_& module) {
+  module.def("driver_info", &driver_dict, py::arg("provider"));
+  module.def("memory_info",
+             [](const std::string& provider, int ordinal) {
+               Device& device = Device::get(provider_of(provider), ordinal);
+               const Device::Scope scope(device);
+               const DeviceMemory memory = device.memory();
+               return std::make_pair(memory.free, memory.total);
+             },
+             py::arg("provider"), py::arg("ordinal"), py::call_guard<py::gil_scoped_release>());
+  module.def("watch_streams",
+             [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
+               std::vector<CUstream> streams;
+               for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
+               Device::get(provider_of(provider), ordinal).watch_streams(streams);
+             },
+             py::arg("provider"), py::arg("ordinal"), py::arg("handles"));
+  module.def("available_host_memory", &host_memory::available);
+  module.def("is_forked_child", &process::is_forked_child);
+
+  // For tests: see driver/faults.h.
+  module.def("arm_fault",
+             [](const std::string& provider, const std::string& call, std::uint64_t nth, bool is_lasting, int code) {
+               Driver::get(provider_of(provider)).faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
+             },
+             py::arg("provider"), py::arg("call"), py::arg("nth"), py::arg("lasting"), py::arg("code"));
+  module.def("disarm_fault", [](const std::string& provider) { Driver::get(provider_of(provider)).faults.disarm(); },
+             py::arg("provider"));
+  module.def("injected_faults",
+             [](const std::string& provider) { return Driver::get(provider_of(provider)).faults.injected(); },
+             py::arg("provider"));
+  module.def("call_counts",
+             [](const std::string& provider) {
+               py::dict counts;
+               const Driver& driver = Driver::get(provider_of(provider));
+               for (std::size_t i = 0; i < driver::kCallCount; ++i) {
+                 counts[driver::call_info(static_cast<Call>(i)).name] = driver.faults.count(static_cast<Call>(i));
+               }
+               return counts;
+             },
+             py::arg("provider"));
+}
+
+}  // namespace fencepool

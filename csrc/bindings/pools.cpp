@@ -1,0 +1,220 @@
+// Pools, blocks, fences and transitions for Python. Every call that may wait releases the GIL first.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "bindings/dlpack.h"
+#include "pool/registry.h"
+#include "pool/transition.h"
+
+namespace py = pybind11;
+
+namespace fencepool {
+namespace {
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+// Ends a long wait when a signal has come in: Ctrl-C must work.
+void check_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::vector<CUstream> streams_of(const std::vector<std::uintptr_t>& handles) {
+  std::vector<CUstream> streams;
+  streams.reserve(handles.size());
+  for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
+  return streams;
+}
+
+const char* backup_name(Backup backup) { return backup == Backup::kHost ? "host" : "none"; }
+const char* fill_name(Fill fill) { return fill == Fill::kZero ? "zero" : "undefined"; }
+
+Policy policy_of(const std::string& backup, bool is_retained, const std::string& fill) {
+  Policy policy;
+  policy.is_retained = is_retained;
+  if (backup == "host") {
+    policy.backup = Backup::kHost;
+  } else if (backup != "none") {
+    throw Error(Kind::kInvalid, "unknown backup '" + backup + "'; there are 'none' and 'host'");
+  }
+  if (fill == "zero") {
+    policy.fill = Fill::kZero;
+  } else if (fill != "undefined") {
+    throw Error(Kind::kInvalid, "unknown fill '" + fill + "'; there are 'undefined' and 'zero'");
+  }
+  return policy;
+}
+
+// What keeps a block alive while a tensor uses it.
+struct Lease {
+  std::shared_ptr<Block> block;
+  std::int64_t shape;
+  dlpack::ManagedTensor managed;
+};
+
+// A DLPack capsule of `size` bytes. The tensor made from it keeps the block alive; when it dies, on
+// whatever thread and with or without the GIL, the block does.
+py::capsule to_dlpack(const std::shared_ptr<Block>& block, std::int64_t size) {
+  const Device& device = block->pool()->device();
+  auto lease = std::make_unique<Lease>();
+  lease->block = block;
+  lease->shape = size;
+  dlpack::Tensor& tensor = lease->managed.tensor;
+  tensor.data = reinterpret_cast<void*>(block->address());
+  tensor.device = device.is_host() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device.ordinal()};
+  tensor.dimensions = 1;
+  tensor.dtype = {dlpack::kUnsigned, 8, 1};
+  tensor.shape = &lease->shape;
+  tensor.strides = nullptr;
+  tensor.byte_offset = 0;
+  lease->managed.manager = lease.get();
+  lease->managed.deleter = [](dlpack::ManagedTensor* managed) { delete static_cast<Lease*>(managed->manager); };
+  PyObject* capsule = PyCapsule_New(&lease->managed, "dltensor", [](PyObject* unused) {
+    // A capsule that a tensor was made from has been renamed, and its tensor owns the lease.
+    if (PyCapsule_IsValid(unused, "dltensor") == 0) return;
+    auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(unused, "dltensor"));
+    managed->deleter(managed);
+  });
+  if (capsule == nullptr) throw py::error_already_set();
+  static_cast<void>(lease.release());
+  return py::reinterpret_steal<py::capsule>(capsule);
+}
+
+py::list phases_list(const Phases& phases) {
+  py::list list;
+  for (const auto& [phase, seconds] : phases) list.append(py::make_tuple(phase, seconds));
+  return list;
+}
+
+py::dict status_dict(Pool& pool) {
+  PoolStatus status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = pool.status();
+  }
+  py::dict dict;
+  dict["state"] = status.state;
+  dict["segments"] = status.segments;
+  dict["bytes_reserved"] = status.bytes_reserved;
+  dict["bytes_mapped"] = status.bytes_mapped;
+  dict["bytes_used"] = status.bytes_used;
+  dict["bytes_backed_up"] = status.bytes_backed_up;
+  dict["host_bytes"] = status.host_bytes;
+  dict["pending_frees"] = status.pending_frees;
+  dict["last_pause"] = phases_list(status.last_pause);
+  dict["last_resume"] = phases_list(status.last_resume);
+  return dict;
+}
+
+py::dict report_dict(const TransitionReport& report) {
+  py::list pools;
+  for (const PoolTransition& pool : report.pools) {
+    py::dict one;
+    one["tag"] = pool.tag;
+    one["device"] = pool.device;
+    one["backup"] = backup_name(pool.backup);
+    one["is_changed"] = pool.is_changed;
+    one["bytes"] = pool.bytes;
+    one["bytes_copied"] = pool.bytes_copied;
+    pools.append(one);
+  }
+  py::list memory;
+  for (const DeviceMemoryChange& device : report.memory) {
+    py::dict one;
+    one["device"] = device.device;
+    one["free_before"] = device.free_before;
+    one["free_after"] = device.free_after;
+    one["total"] = device.total;
+    memory.append(one);
+  }
+  py::dict dict;
+  dict["pools"] = pools;
+  dict["memory"] = memory;
+  dict["seconds"] = phases_list(report.seconds);
+  dict["unreleased_bytes"] = report.unreleased_bytes;
+  dict["notes"] = report.notes;
+  dict["is_host_held"] = report.is_host_held;
+  if (report.fence) dict["fence"] = report.fence;
+  return dict;
+}
+
+py::dict pause_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeout,
+                     const std::vector<std::uintptr_t>& streams) {
+  TransitionReport report;
+  {
+    const py::gil_scoped_release unlocked;
+    report = pause(pools, {timeout, streams_of(streams), check_signals});
+  }
+  return report_dict(report);
+}
+
+py::dict resume_pools(const std::vector<std::shared_ptr<Pool>>& pools, double wait, const std::string& order,
+                      const std::vector<std::uintptr_t>& streams) {
+  if (order != "context" && order != "explicit") {
+    throw Error(Kind::kInvalid, "unknown order '" + order + "'; there are 'context' and 'explicit'");
+  }
+  TransitionReport report;
+  {
+    const py::gil_scoped_release unlocked;
+    report = resume(pools, {wait, order == "context" ? Order::kContext : Order::kExplicit, streams_of(streams),
+                            check_signals});
+  }
+  return report_dict(report);
+}
+
+}  // namespace
+
+void bind_pools(py::module_& module) {
+  py::class_<Block, std::shared_ptr<Block>>(module, "Block")
+      .def_property_readonly("address", &Block::address)
+      .def_property_readonly("size", &Block::size)
+      .def("to_dlpack", &to_dlpack, py::arg("size"));
+
+  py::class_<Fence, std::shared_ptr<Fence>>(module, "Fence")
+      .def("wait", [](const Fence& fence, std::uintptr_t stream,
+                      int ordinal) { fence.wait(reinterpret_cast<CUstream>(stream), ordinal); },
+           py::arg("stream"), py::arg("ordinal"), Unlocked())
+      .def("synchronize", [](const Fence& fence, double timeout) { return fence.synchronize(timeout, check_signals); },
+           py::arg("timeout"), Unlocked())
+      .def("is_done", &Fence::is_done, Unlocked());
+
+  py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
+      .def_property_readonly("id", &Pool::id)
+      .def_property_readonly("tag", &Pool::tag)
+      .def_property_readonly("device", [](const Pool& pool) { return pool.device().name(); })
+      .def_property_readonly("ordinal", [](const Pool& pool) { return pool.device().ordinal(); })
+      .def_property_readonly("provider", [](const Pool& pool) { return pool.device().is_host() ? "host" : "cuda"; })
+      .def_property_readonly("backup", [](const Pool& pool) { return backup_name(pool.policy().backup); })
+      .def_property_readonly("retain", [](const Pool& pool) { return pool.policy().is_retained; })
+      .def_property_readonly("fill", [](const Pool& pool) { return fill_name(pool.policy().fill); })
+      .def("allocate", [](Pool& pool, std::size_t size) { return std::shared_ptr<Block>(pool.allocate(size)); },
+           py::arg("size"), Unlocked())
+      .def("allocate_batch",
+           [](Pool& pool, const std::vector<std::size_t>& sizes) {
+             std::vector<std::shared_ptr<Block>> blocks;
+             for (auto& block : pool.allocate_batch(sizes)) blocks.push_back(std::move(block));
+             return blocks;
+           },
+           py::arg("sizes"), Unlocked())
+      .def("contains", &Pool::contains, py::arg("address"), Unlocked())
+      .def("status", &status_dict)
+      .def("prepare", &Pool::prepare, Unlocked())
+      .def("trim", &Pool::trim, Unlocked());
+
+  module.def("get_pool",
+             [](const std::string& provider, int ordinal, const std::string& tag, const std::string& backup,
+                bool is_retained, const std::string& fill) {
+               const Policy policy = policy_of(backup, is_retained, fill);
+               return registry::get_pool(Device::get(provider_of(provider), ordinal), tag, policy);
+             },
+             py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
+             py::arg("fill"), Unlocked());
+  module.def("pools", &registry::pools, Unlocked());
+  module.def("close_pool", &registry::close, py::arg("pool"), Unlocked());
+  module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
+  module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"), py::arg("streams"));
+}
+
+}  // namespace fencepool

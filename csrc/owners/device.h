@@ -1,0 +1,71 @@
+// A device in use: its primary context (the one PyTorch uses too), and what is known of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "driver/driver.h"
+
+namespace fencepool {
+
+struct DeviceMemory {
+  std::size_t free = 0;   // bytes
+  std::size_t total = 0;  // bytes
+};
+
+class Device {
+ public:
+  // The device of that ordinal; its primary context is retained and never released, since pools
+  // and their tensors may outlive everything else. Thread-safe. Throws kUnavailable or kInvalid.
+  static Device& get(Provider provider, int ordinal);
+
+  // While it lives, the device's context is current on this thread, and this thread's calls do not
+  // break another thread's CUDA-graph capture (CUDA Driver API, cuThreadExchangeStreamCaptureMode).
+  class Scope {
+   public:
+    explicit Scope(Device& device);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Driver& driver_;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool is_mode_changed_ = false;
+  };
+
+  // Streams that live as long as the process (PyTorch's stream pool) and may be capturing.
+  void watch_streams(const std::vector<CUstream>& streams) EXCLUDES(mutex_);
+  // Whether a watched stream, the default stream or one of `more` is being captured. A context-wide
+  // record or wait would break such a capture, so this is asked first. Needs a Scope.
+  bool is_capturing(const std::vector<CUstream>& more = {}) EXCLUDES(mutex_);
+
+  DeviceMemory memory();                            // as the driver reports it. Needs a Scope.
+  int attribute(CUdevice_attribute attribute) const;  // 0 when the driver does not know it
+
+  Driver& driver() const { return driver_; }
+  CUcontext context() const { return context_; }
+  int ordinal() const { return ordinal_; }
+  std::size_t granularity() const { return granularity_; }
+  int numa_node() const { return numa_node_; }         // of the host memory nearest to it, -1: unknown
+  const std::string& name() const { return name_; }    // "cuda:0", "cpu", "cpu:1"
+  bool is_host() const { return driver_.provider() == Provider::kHost; }
+  CUmemAllocationProp properties() const;
+  CUmemAccessDesc access() const;
+
+ private:
+  Device(Driver& driver, int ordinal);
+
+  Driver& driver_;
+  int ordinal_;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  std::size_t granularity_ = 0;
+  int numa_node_ = -1;
+  std::string name_;
+  Mutex mutex_;
+  std::vector<CUstream> watched_ GUARDED_BY(mutex_);
+};
+
+}  // namespace fencepool

@@ -1,0 +1,95 @@
+#include "pool/claim.h"
+
+#include <algorithm>
+
+#include "base/problems.h"
+#include "base/process.h"
+
+namespace fencepool {
+namespace {
+
+// Gaps up to this many bytes are copied rather than skipped: a copy costs microseconds to submit.
+constexpr std::size_t kBridge = std::size_t{64} << 10;
+
+}  // namespace
+
+Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing) : pool_(std::move(pool)), state_(State::kActive) {
+  process::require_owner();
+  const Lock lock(pool_->mutex_);
+  pool_->wait_until_unclaimed();
+  if (pool_->is_closed_) throw Error(Kind::kInvalid, pool_->describe() + " is closed");
+  pool_->claimed_for_ = doing;
+  state_ = pool_->state_;
+}
+
+Pool::Claim::~Claim() {
+  const Lock lock(pool_->mutex_);
+  pool_->state_ = state_;
+  pool_->claimed_for_ = nullptr;
+  pool_->host_bytes_ = pool_->buffer_.capacity();
+  pool_->backed_up_ = state_ == State::kPaused ? image_bytes(pool_->image_) : 0;
+  if (!pool_->freed_.empty()) {
+    try {
+      const Device::Scope scope(pool_->device_);
+      pool_->reap(/*is_idle=*/state_ == State::kPaused);
+    } catch (const std::exception& error) {
+      problems::record(pool_->describe() + ": freed memory is kept for now: " + error.what());
+    }
+  }
+  pool_->unclaimed_.notify_all();
+}
+
+std::vector<Segment*> Pool::Claim::segments() const {
+  const Lock lock(pool_->mutex_);
+  std::vector<Segment*> all;
+  all.reserve(pool_->segments_.size());
+  for (const auto& [address, segment] : pool_->segments_) all.push_back(segment.get());
+  std::sort(all.begin(), all.end(), [](const Segment* a, const Segment* b) { return a->serial < b->serial; });
+  return all;
+}
+
+void Pool::Claim::reap_idle() {
+  const Lock lock(pool_->mutex_);
+  pool_->reap(/*is_idle=*/true);
+}
+
+Stream& Pool::Claim::stream() {
+  if (pool_->stream_ == nullptr) pool_->stream_ = std::make_unique<Stream>(pool_->device_);
+  return *pool_->stream_;
+}
+
+Pool::Claim::Image Pool::Claim::plan_image() const {
+  Image image;
+  std::size_t position = 0;
+  for (const Segment* segment : segments()) {
+    const Lock lock(pool_->mutex_);
+    std::vector<Piece>& pieces = image[segment->serial];
+    for (const Extent& run : segment->extents.taken(kBridge)) {
+      pieces.push_back({run.offset, run.size, position});
+      position += run.size;
+    }
+  }
+  return image;
+}
+
+std::size_t Pool::Claim::image_bytes(const Image& image) {
+  std::size_t bytes = 0;
+  for (const auto& [serial, pieces] : image) {
+    for (const Piece& piece : pieces) bytes += piece.size;
+  }
+  return bytes;
+}
+
+void Pool::Claim::set_image(Image image) { pool_->image_ = std::move(image); }
+
+void Pool::Claim::set_last_pause(const Phases& phases) {
+  const Lock lock(pool_->mutex_);
+  pool_->last_pause_ = phases;
+}
+
+void Pool::Claim::set_last_resume(const Phases& phases) {
+  const Lock lock(pool_->mutex_);
+  pool_->last_resume_ = phases;
+}
+
+}  // namespace fencepool

@@ -1,0 +1,79 @@
+#include "pool/claims.h"
+
+#include <algorithm>
+
+#include "base/problems.h"
+
+namespace fencepool {
+
+Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing, TransitionReport& report)
+    : report_(report) {
+  std::sort(pools.begin(), pools.end(), [](const auto& a, const auto& b) { return a->id() < b->id(); });
+  pools.erase(std::unique(pools.begin(), pools.end()), pools.end());
+  for (auto& pool : pools) {
+    PoolTransition transition;
+    transition.tag = pool->tag();
+    transition.device = pool->device().name();
+    transition.backup = pool->policy().backup;
+    auto claim = std::make_unique<Pool::Claim>(pool, doing);
+    if (claim->state() != target) {
+      transition.is_changed = true;
+      if (std::find(devices_.begin(), devices_.end(), &pool->device()) == devices_.end()) {
+        devices_.push_back(&pool->device());
+      }
+      claims_.push_back(std::move(claim));
+      report_index_.push_back(report.pools.size());
+    }
+    report.pools.push_back(std::move(transition));
+  }
+}
+
+PoolTransition& Claims::report_of(const Pool::Claim& claim) {
+  const auto found = std::find_if(claims_.begin(), claims_.end(), [&](const auto& c) { return c.get() == &claim; });
+  return report_.pools[report_index_[static_cast<std::size_t>(found - claims_.begin())]];
+}
+
+void Claims::require_no_capture(const std::vector<CUstream>& streams, const char* doing) const {
+  for (Device* device : devices_) {
+    const Device::Scope scope(*device);
+    if (device->is_capturing(streams)) {
+      throw Error(Kind::kCapture, std::string(doing) + " on " + device->name() +
+                                      ": a stream of the device is being captured into a CUDA graph, which this "
+                                      "would break. Nothing was changed; end the capture first");
+    }
+  }
+}
+
+void Claims::note_memory_before() {
+  for (Device* device : devices_) {
+    const Device::Scope scope(*device);
+    const DeviceMemory memory = device->memory();
+    report_.memory.push_back({device->name(), memory.free, memory.free, memory.total});
+  }
+}
+
+void Claims::note_memory_after() {
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    try {
+      const Device::Scope scope(*devices_[i]);
+      report_.memory[i].free_after = devices_[i]->memory().free;
+    } catch (const Error& error) {  // too late to fail: what was asked for has been done
+      report_.notes.push_back("the free memory afterwards is unknown: " + error.message);
+    }
+  }
+}
+
+bool drain(Pool::Claim& claim) noexcept {
+  try {
+    const Device::Scope scope(claim.device());
+    Driver& driver = claim.device().driver();
+    const CUstream stream = claim.stream().get();
+    return driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS ||
+           driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS;
+  } catch (const std::exception& error) {
+    problems::record(std::string("waiting for copies to end: ") + error.what());
+    return false;
+  }
+}
+
+}  // namespace fencepool

@@ -1,0 +1,42 @@
+// The pools of one transition, claimed together, and what pause and resume share.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pool/claim.h"
+#include "pool/transition.h"
+
+namespace fencepool {
+
+class Claims {
+ public:
+  // Claims every pool in the order of ids; those already in `target` are unclaimed again at once
+  // and only reported. Duplicates count once.
+  Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing, TransitionReport& report);
+
+  bool is_empty() const { return claims_.empty(); }
+  std::vector<std::unique_ptr<Pool::Claim>>::iterator begin() { return claims_.begin(); }
+  std::vector<std::unique_ptr<Pool::Claim>>::iterator end() { return claims_.end(); }
+  PoolTransition& report_of(const Pool::Claim& claim);
+
+  // Each device once, in the order of the pools.
+  const std::vector<Device*>& devices() const { return devices_; }
+  // Throws kCapture when a stream of any of the devices is being captured.
+  void require_no_capture(const std::vector<CUstream>& streams, const char* doing) const;
+  // The driver's figures, into the report.
+  void note_memory_before();
+  void note_memory_after();
+
+ private:
+  TransitionReport& report_;
+  std::vector<std::unique_ptr<Pool::Claim>> claims_;
+  std::vector<std::size_t> report_index_;
+  std::vector<Device*> devices_;
+};
+
+// Ends the copies on a stream, whatever they come to: nothing may be unmapped or given back while
+// they run. False when even that could not be found out. Never throws.
+bool drain(Pool::Claim& claim) noexcept;
+
+}  // namespace fencepool

@@ -1,0 +1,102 @@
+#include "pool/fence.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace fencepool {
+
+bool wait_for(const Event& event, double deadline, const Interrupt& interrupt) {
+  // Short waits are common and must not cost a scheduler's round trip; long ones must not cost a core.
+  constexpr double kSpin = 100e-6;
+  constexpr double kInterruptEvery = 50e-3;
+  const double start = now_seconds();
+  double asked = start;
+  while (!event.is_done()) {
+    const double now = now_seconds();
+    if (deadline >= 0 && now >= deadline) return false;
+    if (now - start < kSpin) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (interrupt && now - asked > kInterruptEvery) {
+      interrupt();
+      asked = now;
+    }
+    // One hundredth of the wait so far, between 20 and 500 microseconds.
+    const double nap = std::clamp((now - start) / 100, 20e-6, 500e-6);
+    std::this_thread::sleep_for(std::chrono::duration<double>(nap));
+  }
+  return true;
+}
+
+void Fence::wait(CUstream stream, int ordinal) const {
+  process::require_owner();
+  if (devices_.empty()) return;
+  Driver& driver = devices_.front()->driver();
+  // The default stream has no context of its own: its device is what the caller says, or the fence's.
+  Device* device = devices_.front();
+  if (ordinal >= 0) {
+    const auto found = std::find_if(devices_.begin(), devices_.end(),
+                                    [&](const Device* candidate) { return candidate->ordinal() == ordinal; });
+    device = found == devices_.end() ? nullptr : *found;
+  }
+  if (device != nullptr) {
+    const Device::Scope scope(*device);
+    CUcontext context = nullptr;
+    driver.check<Call::cuStreamGetCtx>(stream, &context);
+    if (context != device->context()) {
+      const auto found = std::find_if(devices_.begin(), devices_.end(),
+                                      [&](const Device* candidate) { return candidate->context() == context; });
+      device = found == devices_.end() ? nullptr : *found;
+    }
+  }
+  if (device == nullptr) {
+    throw Error(Kind::kInvalid, "the stream belongs to another device than the fence, which concerns " +
+                                    devices_.front()->name() +
+                                    "; wait on a stream of that device, or call synchronize()");
+  }
+  const Device::Scope scope(*device);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  driver.check<Call::cuStreamIsCapturing>(stream, &status);
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
+    throw Error(Kind::kCapture,
+                "the stream is being captured into a CUDA graph, and a wait for work outside the capture would "
+                "break it; wait on the fence before the capture begins");
+  }
+  for (const auto& event : events_) driver.check<Call::cuStreamWaitEvent>(stream, event->get(), 0U);
+}
+
+bool Fence::synchronize(double timeout, const Interrupt& interrupt) const {
+  process::require_owner();
+  const double deadline = timeout < 0 ? -1 : now_seconds() + timeout;
+  return std::all_of(events_.begin(), events_.end(), [&](const auto& event) {
+    const Device::Scope scope(event->device());
+    return wait_for(*event, deadline, interrupt);
+  });
+}
+
+bool Fence::is_done() const {
+  process::require_owner();
+  return std::all_of(events_.begin(), events_.end(), [](const auto& event) {
+    const Device::Scope scope(event->device());
+    return event->is_done();
+  });
+}
+
+bool Fence::order_contexts() const {
+  for (const auto& event : events_) {
+    const Device::Scope scope(event->device());
+    Driver& driver = event->device().driver();
+    if (!driver.has<Call::cuCtxWaitEvent>()) {
+      static_cast<void>(synchronize(-1, {}));
+      return true;
+    }
+    driver.check<Call::cuCtxWaitEvent>(event->device().context(), event->get());
+  }
+  return false;
+}
+
+}  // namespace fencepool

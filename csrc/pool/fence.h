@@ -1,0 +1,40 @@
+// The end of a restore, and the ways to wait for it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "owners/event.h"
+
+namespace fencepool {
+
+// Immutable and thread-safe. Without events it stands for "nothing to wait for".
+class Fence {
+ public:
+  Fence(std::vector<Device*> devices, std::vector<std::shared_ptr<Event>> events)
+      : devices_(std::move(devices)), events_(std::move(events)) {}
+
+  // Work submitted to `stream` later runs after the restore; the host is not held.
+  // `ordinal` is the stream's device, -1 when unknown. Throws kInvalid for a stream of a device the
+  // fence does not concern, kCapture when the stream is being captured (the wait would break it).
+  // CUDA Driver API, cuStreamWaitEvent.
+  void wait(CUstream stream, int ordinal) const;
+  // Holds the host until the restore has ended. False when `timeout` seconds (negative: no limit)
+  // pass first. Throws what the restore failed with.
+  bool synchronize(double timeout, const Interrupt& interrupt) const;
+  bool is_done() const;
+  // Everything submitted later to the devices' contexts runs after the restore. Where the driver has
+  // no cuCtxWaitEvent (before CUDA 12.5) the host waits instead; returns whether it did.
+  bool order_contexts() const;
+
+ private:
+  std::vector<Device*> devices_;
+  std::vector<std::shared_ptr<Event>> events_;
+};
+
+// Waits for `event` without holding a core for long. False after `deadline` (now_seconds(); negative:
+// none). Needs a Device::Scope.
+bool wait_for(const Event& event, double deadline, const Interrupt& interrupt);
+
+}  // namespace fencepool

@@ -1,0 +1,56 @@
+#include "pool/registry.h"
+
+#include <algorithm>
+
+#include "base/process.h"
+
+namespace fencepool::registry {
+namespace {
+
+struct State {
+  Mutex mutex;
+  std::vector<std::shared_ptr<Pool>> pools GUARDED_BY(mutex);
+  std::uint64_t next_id GUARDED_BY(mutex) = 1;
+};
+
+// Never destroyed: tensors may outlive static destructors.
+State& the_state() {
+  static State& state = *new State;
+  return state;
+}
+
+bool is_same(const Policy& a, const Policy& b) {
+  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill;
+}
+
+}  // namespace
+
+std::shared_ptr<Pool> get_pool(Device& device, const std::string& tag, const Policy& policy) {
+  process::require_owner();
+  if (tag.empty()) throw Error(Kind::kInvalid, "a tag must not be empty");
+  if (tag.find('\0') != std::string::npos) throw Error(Kind::kInvalid, "a tag must not hold a NUL character");
+  State& state = the_state();
+  const Lock lock(state.mutex);
+  for (const auto& pool : state.pools) {
+    if (&pool->device() == &device && pool->tag() == tag && is_same(pool->policy(), policy)) return pool;
+  }
+  state.pools.push_back(std::make_shared<Pool>(state.next_id, tag, device, policy));
+  ++state.next_id;
+  return state.pools.back();
+}
+
+std::vector<std::shared_ptr<Pool>> pools() {
+  process::require_owner();
+  State& state = the_state();
+  const Lock lock(state.mutex);
+  return state.pools;
+}
+
+void close(const std::shared_ptr<Pool>& pool) {
+  pool->close();
+  State& state = the_state();
+  const Lock lock(state.mutex);
+  state.pools.erase(std::remove(state.pools.begin(), state.pools.end(), pool), state.pools.end());
+}
+
+}  // namespace fencepool::registry

@@ -1,0 +1,29 @@
+// One address range of a pool, with or without memory behind it. It never moves while it lives.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "owners/mapping.h"
+#include "pool/extents.h"
+
+namespace fencepool {
+
+// Members die in reverse order: unmapped, memory given back, range freed.
+//
+// An active segment has both `physical` and `mapping`; a paused one has neither. In between, after a
+// driver call failed twice, it may keep `physical` (its contents with it): resume() carries on there.
+struct Segment {
+  Segment(Device& device, std::size_t size, std::uint64_t serial_number)
+      : range(device, size), extents(size), serial(serial_number) {}
+
+  Range range;
+  std::unique_ptr<Physical> physical;
+  std::unique_ptr<Mapping> mapping;
+  Extents extents;
+  std::uint64_t serial;      // rises with each segment of the process: allocation order
+  std::size_t live_blocks = 0;
+  bool is_shared = false;    // small blocks that come later may lie in it
+};
+
+}  // namespace fencepool

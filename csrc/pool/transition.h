@@ -1,0 +1,68 @@
+// Pausing and resuming sets of pools: all or nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pool/fence.h"
+#include "pool/pool.h"
+
+namespace fencepool {
+
+// What happened to one pool.
+struct PoolTransition {
+  std::string tag;
+  std::string device;
+  Backup backup = Backup::kNone;
+  bool is_changed = false;       // false: it was in the wanted state already
+  std::size_t bytes = 0;         // device memory released or mapped
+  std::size_t bytes_copied = 0;  // to or from the backup
+};
+
+struct DeviceMemoryChange {
+  std::string device;
+  std::size_t free_before = 0, free_after = 0, total = 0;  // bytes, as the driver reports them
+};
+
+struct TransitionReport {
+  std::vector<PoolTransition> pools;
+  std::vector<DeviceMemoryChange> memory;
+  Phases seconds;
+  std::size_t unreleased_bytes = 0;       // a pause only: what the driver refused to take back
+  std::vector<std::string> notes;
+  bool is_host_held = false;              // a resume only: the host waited, as the driver cannot order contexts
+  std::shared_ptr<Fence> fence;           // a resume only
+};
+
+struct PauseOptions {
+  double timeout = 60;             // seconds for the work in flight to end; negative: no limit
+  std::vector<CUstream> streams;   // that may be capturing, besides the watched ones
+  Interrupt interrupt;
+};
+
+// Releases the device memory of all `pools`, contents first where their policy says so.
+//
+// Plan; take backup space; wait for the work in flight; copy; unmap everything; release everything.
+// Up to the first release every step is undone when a later one fails, and the error is thrown with
+// every pool as it was. Handles are kept until everything is unmapped, so undoing an unmap is a map.
+// Errors: kCapture, kQuiesceTimeout, kHostMemory, kDriver. Thread-safe; holds no lock meanwhile.
+TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOptions& options);
+
+enum class Order { kContext, kExplicit };
+
+struct ResumeOptions {
+  double wait = 0;                 // seconds to keep trying while another process gives memory back
+  Order order = Order::kContext;
+  std::vector<CUstream> streams;
+  Interrupt interrupt;
+};
+
+// Takes device memory for all `pools`, maps it where it was, submits the copies back, and orders the
+// devices' later work behind them. The host is not held for the copies.
+//
+// Nothing is committed before every step has succeeded: when one fails, what was taken is given back
+// and every pool is paused as it was, contents in its backup. Errors: kCapture, kOutOfMemory, kDriver.
+TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOptions& options);
+
+}  // namespace fencepool
