@@ -1,0 +1,95 @@
+"""The commands and their options. What they do is in demo_command.py and doctor.py, imported on use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .text import output, say_error
+
+app = typer.Typer(
+    help="Give GPU memory back and take it again without moving it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_JSON = typer.Option("--json", help="Write the report as JSON, with a schema version.")
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        import fencepool as fp
+
+        typer.echo(f"fencepool {fp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cuda, cuda:1, or cpu (the embedded driver).", show_default="a GPU if there is one, else cpu"
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="A directory with config.json, model.safetensors and tokenizer.json.",
+            show_default="the one that fencepool[demo] installs",
+        ),
+    ] = None,
+    kv_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Size of the stand-in KV cache in MiB.", show_default="2048 on a GPU, else 256"
+        ),
+    ] = None,
+    cycles: Annotated[int, typer.Option(min=1, max=1000, help="How often to pause and resume.")] = 2,
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Show it at work: a sentence model and a KV cache are paused and resumed.
+
+    The model embeds a dozen sentences before and after; the results must be the same to the bit. Nothing is
+    downloaded while it runs.
+
+    Exit status: 0 the results are identical, 1 they are not, 2 it could not be run.
+    """
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        say_error(
+            "PyTorch is not installed, and the demonstration needs it.", "pip install 'fencepool[demo]'"
+        )
+        raise typer.Exit(2) from None
+    from .demo_command import run
+
+    raise typer.Exit(run(output(), device, model, kv_mib, cycles, json))
+
+
+@app.command()
+def doctor(json: Annotated[bool, _JSON] = False) -> None:
+    """Say what this machine, its packages and its environment mean for fencepool, and what to do.
+
+    Changes nothing, and allocates nothing on a GPU.
+
+    Exit status: 0 ready on a GPU; 1 works with limits (a line says warn: no GPU, say, or an old driver);
+    2 broken (a line says fail: what is there cannot be used until it is repaired).
+    """
+    from .doctor import run
+
+    raise typer.Exit(run(output(), json))

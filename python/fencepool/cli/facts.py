@@ -1,0 +1,74 @@
+"""What the doctor knows of a machine. Plain data: checks read it, tests make it up, gather.py fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device as the CUDA driver describes it. `attributes` has the keys of `fp.DeviceInfo.attributes`."""
+
+    device: str
+    name: str
+    total_bytes: int
+    attributes: Mapping[str, int] = field(default_factory=dict)
+
+    def can(self, attribute: str) -> bool:
+        """Whether the driver says that the device has `attribute`. One it does not mention, it has not."""
+        return self.attributes.get(attribute, 0) > 0
+
+
+@dataclass(frozen=True)
+class Driver:
+    """One provider of driver calls: libcuda, or the embedded driver."""
+
+    is_available: bool
+    reason: str = ""  # why not; empty when it is available
+    version: tuple[int, int] | None = None  # the CUDA version it implements
+    absent_calls: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Host memory, in bytes. None: not known, or (for a limit) no limit."""
+
+    total: int | None = None
+    available: int | None = None
+    cgroup_version: int | None = None
+    cgroup_limit: int | None = None
+    cgroup_used: int | None = None  # without page cache that can be dropped
+    locked_limit: int | None = None
+    huge_pages: str | None = None  # "always", "madvise" or "never"
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Installed distributions, as their metadata says. Nothing is imported to find out."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)  # those installed, of gather.DISTRIBUTIONS
+    torch_cuda: str | None = None  # the CUDA version PyTorch was built for; None: a build without CUDA
+    torch_hip: str | None = None  # the ROCm version PyTorch was built for
+    sglang_plugins: tuple[str, ...] = ()  # names of fencepool's entry points in sglang.srt.plugins
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the checks may look at."""
+
+    fencepool: str
+    python: str
+    system: str  # operating system and processor
+    cuda: Driver
+    embedded: Driver
+    kernel_driver: str | None  # the NVIDIA kernel module's version; None: not loaded
+    memory: Memory = field(default_factory=Memory)
+    packages: Packages = field(default_factory=Packages)
+    environment: Mapping[str, str] = field(default_factory=dict)  # those set, of gather.VARIABLES
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs the CUDA driver shows to this process."""
+        return self.cuda.gpus if self.cuda.is_available else ()

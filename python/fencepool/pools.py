@@ -1,0 +1,281 @@
+"""Pools: tensors that give their memory away together and take it back at the same addresses."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from fencepool import _core
+from fencepool._devices import DeviceName, parse_device
+from fencepool._streams import capture_candidates
+from fencepool.reports import PoolStatus, timings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    _Owner = TypeVar("_Owner", bound="torch.nn.Module | torch.Tensor")
+
+Backup = Literal["none", "host"]
+Fill = Literal["undefined", "zero"]
+
+
+class CallbackHandle:
+    """What registering a callback returns."""
+
+    def __init__(self, callbacks: dict[CallbackHandle, Callable[[Pool], None]]) -> None:
+        self._callbacks = callbacks
+
+    def remove(self) -> None:
+        """Stop calling it. Harmless when done before."""
+        self._callbacks.pop(self, None)
+
+
+class Pool:
+    """The tensors that share a tag, a device and a policy. Made by :func:`pool`. Thread-safe."""
+
+    def __init__(self, core: _core.Pool) -> None:
+        self._core = core
+        self._before_pause: dict[CallbackHandle, Callable[[Pool], None]] = {}
+        self._after_resume: dict[CallbackHandle, Callable[[Pool], None]] = {}
+        # Held through a transition, so that callbacks run once for it; taken in the order of ids.
+        self._transition = threading.RLock()
+
+    @property
+    def tag(self) -> str:
+        """The name that pause and resume take."""
+        return self._core.tag
+
+    @property
+    def device(self) -> str:
+        """The device: "cuda:0", or "cpu" for the embedded driver."""
+        return self._core.device
+
+    @property
+    def torch_device(self) -> str:
+        """The device as its tensors report it: every device of the embedded driver is PyTorch's "cpu"."""
+        return "cpu" if self._core.provider == "host" else self._core.device
+
+    @property
+    def backup(self) -> Backup:
+        """Where the contents are while the pool is paused: "none" drops them, "host" keeps them."""
+        return self._core.backup
+
+    @property
+    def retain(self) -> bool:
+        """Whether the backup's host memory is kept from one pause to the next."""
+        return self._core.retain
+
+    @property
+    def fill(self) -> Fill:
+        """What a pool without backup holds after a resume."""
+        return self._core.fill
+
+    @property
+    def state(self) -> str:
+        """One of "active" and "paused", or what it is in the middle of: "pausing", "resuming", "preparing"."""
+        return str(self._core.status()["state"])
+
+    def __repr__(self) -> str:
+        return f"<fencepool.Pool {self.tag!r} on {self.device}, backup={self.backup!r}, {self.state}>"
+
+    def empty(
+        self, shape: int | tuple[int, ...] | list[int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A tensor in the pool, contents undefined, contiguous, its address fixed for as long as it lives.
+
+        Tensors of 1 MiB and more get a segment of their own, rounded up to the device's granularity
+        (2 MiB on today's GPUs); smaller ones share segments. A tensor without elements takes no memory.
+        When the tensor dies, on any thread, its memory is given back once the device's work so far has
+        ended; the device is not stopped. Thread-safe.
+
+        Args:
+            shape: sizes, in elements.
+            dtype: PyTorch's default when None.
+
+        Raises:
+            TypeError, ValueError: a bad shape or dtype, or more bytes than an address space.
+            PoolPausedError: the pool is paused.
+            OutOfMemoryError: the device has too little memory; nothing was allocated.
+        """
+        import torch
+
+        from fencepool import _tensors
+
+        sizes = _tensors.parse_shape(shape)
+        kind = _tensors.parse_dtype(dtype)
+        size = _tensors.byte_size(sizes, kind)
+        self._prepare_torch()
+        if size == 0:
+            return torch.empty(sizes, dtype=kind, device=self.torch_device)
+        return _tensors.tensor_over(_tensors.storage_over(self._core.allocate(size), size), kind, sizes)
+
+    def adopt(self, owner: _Owner) -> _Owner:
+        """Move a module's parameters and buffers, or one tensor, into the pool, and return the owner.
+
+        The tensors stay the same objects, so optimizers and tied weights keep working; storages that
+        were shared stay shared, and views stay views with their strides. Tensors may come from any
+        device. What lies in the pool already is left alone. References from outside the module to the
+        old storages keep the old memory. All or nothing: when it fails nothing has changed. Not
+        thread-safe against other uses of the module meanwhile.
+
+        Raises:
+            TypeError: it is neither a module nor a tensor.
+            ValueError: a tensor on the meta device, a sparse or quantized one, a lone non-contiguous one,
+                or a parameter with a gradient that would change its device.
+            PoolPausedError: the pool is paused, or a tensor lies in a pool that is.
+            OutOfMemoryError: the device has too little memory.
+        """
+        from fencepool import _adopt
+
+        self._prepare_torch()
+        _adopt.adopt(self, owner)
+        return owner
+
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory lies in this pool. False for one without elements.
+
+        Raises:
+            TypeError: it is no tensor.
+        """
+        import torch
+
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"contains() takes a torch.Tensor, not {type(tensor).__name__}")
+        if tensor.is_meta or tensor.numel() == 0 or str(tensor.device) != self.torch_device:
+            return False
+        return self._core.contains(tensor.data_ptr())
+
+    def prepare(self) -> int:
+        """Provision the backup for what is live now, so that the first pause is as fast as later ones.
+
+        Returns:
+            Bytes of host memory added; 0 without a backup or when there is enough.
+
+        Raises:
+            HostMemoryError: the host has too little; nothing was changed.
+        """
+        return self._core.prepare()
+
+    def trim(self) -> int:
+        """Give the backup's host memory back; the process's resident memory falls before it returns.
+
+        Returns:
+            Bytes given back.
+
+        Raises:
+            PoolPausedError: the pool is paused and its contents are in the backup.
+        """
+        return self._core.trim()
+
+    def on_pause(self, callback: Callable[[Pool], None]) -> CallbackHandle:
+        """Call ``callback(pool)`` before each pause, while the memory is still there.
+
+        For what is registered with NCCL or for RDMA and must be deregistered before its pages change.
+        When a callback raises, the pause does not happen: ``on_resume`` callbacks run for the pools whose
+        ``on_pause`` callbacks had run, and the exception goes to the caller.
+        """
+        return _register(self._before_pause, callback)
+
+    def on_resume(self, callback: Callable[[Pool], None]) -> CallbackHandle:
+        """Call ``callback(pool)`` after each resume, with memory at the same addresses again.
+
+        The copies may still run; the device's own work is ordered behind them. When callbacks raise, the
+        rest still run, the pools stay active, and the resume raises :class:`CallbackError`.
+        """
+        return _register(self._after_resume, callback)
+
+    def status(self) -> PoolStatus:
+        """The pool at this moment. Never waits for a transition."""
+        status = self._core.status()
+        return PoolStatus(
+            tag=self.tag,
+            device=self.device,
+            backup=self.backup,
+            state=status["state"],
+            segments=status["segments"],
+            bytes_mapped=status["bytes_mapped"],
+            bytes_reserved=status["bytes_reserved"],
+            bytes_used=status["bytes_used"],
+            bytes_backed_up=status["bytes_backed_up"],
+            host_bytes=status["host_bytes"],
+            pending_frees=status["pending_frees"],
+            last_pause=timings(status["last_pause"]) if status["last_pause"] else None,
+            last_resume=timings(status["last_resume"]) if status["last_resume"] else None,
+            problems=tuple(_core.problems()),
+        )
+
+    def close(self) -> None:
+        """Give everything back and forget the pool; :func:`pool` makes a new one.
+
+        Raises:
+            PoolBusyError: it still has live tensors; nothing was changed.
+        """
+        _core.close_pool(self._core)
+        with _known_lock:
+            _known.pop(self._core.id, None)
+
+    def _prepare_torch(self) -> None:
+        # PyTorch first: the device's primary context is made with its settings.
+        if self._core.provider == "cuda":
+            import torch
+
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            capture_candidates([DeviceName("cuda", self._core.ordinal)])
+
+
+def _register(
+    callbacks: dict[CallbackHandle, Callable[[Pool], None]], callback: Callable[[Pool], None]
+) -> CallbackHandle:
+    if not callable(callback):
+        raise TypeError(f"a callback is callable with the pool, not {type(callback).__name__}")
+    handle = CallbackHandle(callbacks)
+    callbacks[handle] = callback
+    return handle
+
+
+_known: dict[int, Pool] = {}
+_known_lock = threading.Lock()
+
+
+def known(core: _core.Pool) -> Pool:
+    """The one Pool object of a pool of the core."""
+    with _known_lock:
+        return _known.setdefault(core.id, Pool(core)) if core.id not in _known else _known[core.id]
+
+
+def pool(
+    tag: str,
+    device: str | torch.device = "cuda",
+    *,
+    backup: Backup = "none",
+    retain: bool = True,
+    fill: Fill = "undefined",
+) -> Pool:
+    """Get or create the pool of that tag, device and policy. Thread-safe.
+
+    The same tag with another policy or on another device is another pool of that tag: pause and resume
+    act on all of them together.
+
+    Args:
+        tag: a name, without NUL characters.
+        device: "cuda" (PyTorch's current device), "cuda:N", or "cpu" to "cpu:3" for the embedded driver.
+        backup: "none" drops the contents at a pause; "host" keeps them in pinned host memory.
+        retain: keep the backup's host memory from one pause to the next. Without it the memory goes back
+            before each resume returns, which then waits for the restore.
+        fill: what a pool without backup holds after a resume: "undefined", or "zero".
+
+    Raises:
+        TypeError, ValueError: a bad argument.
+        DriverUnavailable: the device's driver cannot be used here.
+    """
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a string, not {type(tag).__name__}")
+    if not isinstance(retain, bool):
+        raise TypeError(f"retain is True or False, not {type(retain).__name__}")
+    for name, value in (("backup", backup), ("fill", fill)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is a string, not {type(value).__name__}")
+    where = parse_device(device)
+    return known(_core.get_pool(where.provider, where.ordinal, tag, backup, retain, fill))

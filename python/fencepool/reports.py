@@ -1,0 +1,129 @@
+"""What pause, resume and status report. Sizes are bytes, times are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fencepool.fences import Fence
+
+# Seconds by phase, in the order the phases ran; "total" is the whole call.
+Timings = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PoolTransition:
+    """What one pause or resume did to one pool."""
+
+    tag: str
+    device: str
+    backup: str
+    changed: bool
+    """False: the pool was in the wanted state already, and nothing was done."""
+    bytes: int
+    """Device memory that was released or mapped."""
+    bytes_copied: int
+    """Contents copied to or from the backup."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Free memory of a device around the call, as its driver reports it. Other processes change it too."""
+
+    device: str
+    free_before: int
+    free_after: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PauseReport:
+    """What a pause did."""
+
+    pools: tuple[PoolTransition, ...]
+    seconds: Timings
+    """Phases: quiesce, provision, copy, unmap, release; total."""
+    device_memory: tuple[DeviceMemory, ...]
+    unreleased_bytes: int
+    """What the driver refused to take back; it stays held, unused, until the next resume. Normally 0."""
+    notes: tuple[str, ...]
+
+    @property
+    def bytes_released(self) -> int:
+        """Device memory given back, over all pools."""
+        return sum(pool.bytes for pool in self.pools)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a resume did, and its fence."""
+
+    pools: tuple[PoolTransition, ...]
+    seconds: Timings
+    """Phases: create, map, copy (submitting it, not its end), fence; total."""
+    device_memory: tuple[DeviceMemory, ...]
+    fence: Fence
+    host_held: bool
+    """Whether the host waited for the restore: the embedded driver's default, or before CUDA 12.5."""
+    notes: tuple[str, ...]
+
+    @property
+    def bytes_mapped(self) -> int:
+        """Device memory taken, over all pools."""
+        return sum(pool.bytes for pool in self.pools if pool.changed)
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """A pool at one moment."""
+
+    tag: str
+    device: str
+    backup: str
+    state: str
+    """"active", "paused", or what it is in the middle of: "pausing", "resuming", "preparing"."""
+    segments: int
+    bytes_mapped: int
+    """Device memory held now."""
+    bytes_reserved: int
+    """Address space, held for as long as the segments live."""
+    bytes_used: int
+    """What live tensors take, each rounded up to 512 bytes."""
+    bytes_backed_up: int
+    """Contents in the backup, while paused."""
+    host_bytes: int
+    """Pinned host memory held for the backup, in any state."""
+    pending_frees: int
+    """Freed blocks whose last work has not ended on the device."""
+    last_pause: Timings | None
+    last_resume: Timings | None
+    problems: tuple[str, ...] = field(default=())
+    """Failures of this process that could not be raised where they happened, the oldest first."""
+
+
+def timings(pairs: list[tuple[str, float]]) -> Timings:
+    """The core's list of phases as a read-only mapping."""
+    return MappingProxyType(dict(pairs))
+
+
+def pool_transitions(report: dict[str, Any]) -> tuple[PoolTransition, ...]:
+    """The pools of a core report."""
+    return tuple(
+        PoolTransition(
+            tag=pool["tag"],
+            device=pool["device"],
+            backup=pool["backup"],
+            changed=pool["is_changed"],
+            bytes=pool["bytes"],
+            bytes_copied=pool["bytes_copied"],
+        )
+        for pool in report["pools"]
+    )
+
+
+def device_memory(report: dict[str, Any]) -> tuple[DeviceMemory, ...]:
+    """The devices of a core report."""
+    return tuple(DeviceMemory(**memory) for memory in report["memory"])

@@ -1,0 +1,236 @@
+"""pause, resume and what goes around them: callbacks, PyTorch's caches, the embedded driver's host."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+from fencepool import _core, host_driver
+from fencepool._devices import DeviceName, parse_device
+from fencepool._streams import capture_candidates
+from fencepool.errors import CallbackError, UnknownTagError, add_note
+from fencepool.fences import Fence, parse_seconds
+from fencepool.pools import known
+from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from fencepool.pools import Pool
+
+Order = Literal["context", "explicit"]
+
+
+def pause(*tags: str, device: str | torch.device | None = None, timeout: float | None = 60.0) -> PauseReport:
+    """Give the device memory of every pool of those tags away; all of them or none.
+
+    Waits for the work in flight, copies contents where the policy says so, and returns when the driver
+    reports the memory free. Addresses stay reserved. Pausing what is paused does nothing and says so.
+    Thread-safe; operations on other pools go on meanwhile.
+
+    Args:
+        tags: no tags mean every pool.
+        device: act on pools of this device only.
+        timeout: seconds for the work in flight to end; None waits as long as it takes.
+
+    Raises:
+        UnknownTagError: no pool has such a tag.
+        QuiesceTimeout: work in flight did not end in time.
+        CaptureError: a stream of a device is being captured.
+        HostMemoryError: too little host memory for the backup.
+        DriverError: a driver call failed.
+        Whatever an ``on_pause`` callback raises.
+        After each of these every pool is as it was, contents included, and the call can be made again.
+    """
+    return _pause(select(tags, device), parse_seconds("timeout", timeout))
+
+
+def resume(
+    *tags: str,
+    device: str | torch.device | None = None,
+    wait: float = 0.0,
+    order: Order = "context",
+) -> Resumed:
+    """Take device memory for every pool of those tags again, at the same addresses; all of them or none.
+
+    Returns once the copies back are submitted. With ``order="context"`` everything submitted later to the
+    devices, on any stream and by any graph replay, runs after them (CUDA Driver API, cuCtxWaitEvent). On
+    the embedded driver the CPU itself is what runs later, so the call returns when they have ended
+    (see :func:`fencepool.host_driver.configure`). With ``order="explicit"`` only those who wait on the
+    fence are ordered. Resuming what is active does nothing and says so. Thread-safe.
+
+    Args:
+        tags: no tags mean every pool.
+        device: act on pools of this device only.
+        wait: seconds to keep trying while memory is short, as when another process is still giving its
+            memory back. PyTorch's own cached blocks are given back before the first retry.
+        order: "context" or "explicit".
+
+    Raises:
+        UnknownTagError: no pool has such a tag.
+        OutOfMemoryError: the memory is not there; says how much is wanted, free and missing.
+        CaptureError: a stream of a device is being captured.
+        DriverError: a driver call failed.
+        After each of these every pool is paused as it was, its contents in the backup, and the call can
+        be made again.
+        CallbackError: an ``on_resume`` callback failed; the pools are active.
+    """
+    seconds = parse_seconds("wait", wait)
+    if order not in ("context", "explicit"):
+        raise ValueError(f"order is 'context' or 'explicit', not {order!r}")
+    return _resume(select(tags, device), seconds, order)
+
+
+@contextlib.contextmanager
+def paused(
+    *tags: str,
+    device: str | torch.device | None = None,
+    timeout: float | None = 60.0,
+    wait: float = 0.0,
+) -> Iterator[PauseReport]:
+    """Pause for the length of a ``with`` block, then resume what the block paused.
+
+    Pools that were paused before stay paused. The block's own exception is not hidden: when the resume
+    fails too, that failure becomes a note on it.
+    """
+    seconds = parse_seconds("wait", wait)
+    pools = select(tags, device)
+    report = _pause(pools, parse_seconds("timeout", timeout))
+    mine = [pool for pool, one in zip(pools, report.pools, strict=True) if one.changed]
+    try:
+        yield report
+    except BaseException as error:
+        try:
+            _resume(mine, seconds, "context")
+        except Exception as second:  # the block's exception is what matters
+            add_note(error, f"resuming failed too: {second}")
+        raise
+    _resume(mine, seconds, "context")
+
+
+def status() -> list[PoolStatus]:
+    """Every pool at this moment, in the order they were made. Never waits for a transition."""
+    return [known(core).status() for core in _core.pools()]
+
+
+def select(tags: tuple[str, ...], device: str | torch.device | None) -> list[Pool]:
+    """The pools of those tags, in the order they were made; UnknownTagError for a tag without any."""
+    pools = [known(core) for core in _core.pools()]
+    for tag in tags:
+        if not isinstance(tag, str):
+            raise TypeError(f"a tag is a string, not {type(tag).__name__}")
+        if not any(pool.tag == tag for pool in pools):
+            names = ", ".join(sorted({repr(pool.tag) for pool in pools})) or "none yet"
+            raise UnknownTagError(f"no pool has the tag {tag!r}; known tags: {names}")
+    wanted = str(parse_device(device)) if device is not None else None
+    return [
+        pool for pool in pools if (not tags or pool.tag in tags) and (wanted is None or pool.device == wanted)
+    ]
+
+
+def _pause(pools: list[Pool], seconds: float) -> PauseReport:
+    with _transition(pools):
+        called = _call_before_pause([pool for pool in pools if pool.state == "active"])
+        try:
+            report = _core.pause([pool._core for pool in pools], seconds, _captures(pools))
+        except BaseException as error:
+            _undo_before_pause(called, error)
+            raise
+    if report["unreleased_bytes"]:
+        warnings.warn("; ".join(report["notes"]), ResourceWarning, stacklevel=3)
+    return PauseReport(
+        pools=pool_transitions(report),
+        seconds=timings(report["seconds"]),
+        device_memory=device_memory(report),
+        unreleased_bytes=report["unreleased_bytes"],
+        notes=tuple(report["notes"]),
+    )
+
+
+def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
+    with _transition(pools):
+        report = _resume_core(pools, seconds, order)
+        fence = Fence(report["fence"])
+        changed = [pool for pool, one in zip(pools, report["pools"], strict=True) if one["is_changed"]]
+        is_held = report["is_host_held"]
+        if order == "context" and any(host_driver.is_waiting(pool.device) for pool in changed):
+            fence.synchronize()
+            is_held = True
+        _call_after_resume(changed)
+    return Resumed(
+        pools=pool_transitions(report),
+        seconds=timings(report["seconds"]),
+        device_memory=device_memory(report),
+        fence=fence,
+        host_held=is_held,
+        notes=tuple(report["notes"]),
+    )
+
+
+def _resume_core(pools: list[Pool], seconds: float, order: Order) -> dict[str, Any]:
+    cores = [pool._core for pool in pools]
+    captures = _captures(pools)
+    torch = sys.modules.get("torch")
+    is_cuda = any(pool._core.provider == "cuda" for pool in pools)
+    if torch is not None and is_cuda and torch.cuda.is_initialized():
+        try:
+            return _core.resume(cores, 0.0, order, captures)
+        except MemoryError:
+            torch.cuda.empty_cache()
+    return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, captures)
+
+
+def _captures(pools: list[Pool]) -> list[int]:
+    return capture_candidates([DeviceName(pool._core.provider, pool._core.ordinal) for pool in pools])
+
+
+@contextlib.contextmanager
+def _transition(pools: list[Pool]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for pool in pools:
+            stack.enter_context(pool._transition)
+        yield
+
+
+def _call_before_pause(pools: list[Pool]) -> list[Pool]:
+    called: list[Pool] = []
+    try:
+        for pool in pools:
+            for callback in list(pool._before_pause.values()):
+                callback(pool)
+            called.append(pool)
+    except BaseException as error:
+        _undo_before_pause(called, error)
+        raise
+    return called
+
+
+def _undo_before_pause(called: list[Pool], error: BaseException) -> None:
+    for pool in called:
+        for callback in list(pool._after_resume.values()):
+            try:
+                callback(pool)
+            except Exception as second:  # the first failure is the one to raise
+                add_note(error, f"an on_resume callback of {pool!r} failed while undoing: {second!r}")
+
+
+def _call_after_resume(pools: list[Pool]) -> None:
+    failure: CallbackError | None = None
+    for pool in pools:
+        for callback in list(pool._after_resume.values()):
+            try:
+                callback(pool)
+            except Exception as error:
+                if failure is None:
+                    failure = CallbackError(
+                        f"an on_resume callback of {pool!r} failed: {error!r}; the pools are active"
+                    )
+                    failure.__cause__ = error
+                else:
+                    add_note(failure, f"another on_resume callback of {pool!r} failed: {error!r}")
+    if failure is not None:
+        raise failure
