@@ -29,19 +29,14 @@ void HostBuffer::clear() noexcept {
   }
   std::atomic<std::size_t> next{0};
   const auto work = [&]() noexcept {
-    try {
-      const Device::Scope scope(device_);
-      for (std::size_t i = next++; i < chunks_.size(); i = next++) chunks_[i].reset();
-    } catch (const std::exception& error) {
-      problems::record(std::string("giving host memory back: ") + error.what());
-    }
+    for (std::size_t i = next++; i < chunks_.size(); i = next++) chunks_[i].reset();
   };
   std::vector<std::thread> helpers;
   try {
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
     for (std::size_t i = 1; i < std::min({chunks_.size(), cores, std::size_t{8}}); ++i) helpers.emplace_back(work);
   } catch (const std::exception&) {
-    problems::record("no thread could be started to give host memory back faster; it is given back by one");
+    problems::record({"no thread could be started to give host memory back faster; one does it all"});
   }
   work();
   for (std::thread& helper : helpers) helper.join();

@@ -13,9 +13,16 @@
 
 namespace fencepool {
 
-// One piece of pinned memory. Members die in reverse order: unpinned first, then given back.
+// One piece of pinned memory: unpinned first, then given back. What cannot be unpinned is leaked, since
+// the driver would go on using its pages under addresses that mean something else.
 struct HostChunk {
   HostChunk(std::size_t size, int numa_node) : memory(size, numa_node) {}
+  ~HostChunk() {
+    if (registration != nullptr && !registration->unpin()) memory.leak();
+  }
+  HostChunk(const HostChunk&) = delete;
+  HostChunk& operator=(const HostChunk&) = delete;
+
   host_memory::Reservation memory;
   std::unique_ptr<Registration> registration;  // null until it is provisioned
 };

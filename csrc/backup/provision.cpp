@@ -20,7 +20,7 @@ Provision::Provision(HostBuffer& buffer, std::size_t bytes)
     : buffer_(buffer), first_new_(buffer.chunks_.size()), next_(buffer.chunks_.size()) {
   if (bytes <= buffer.capacity()) return;
   bytes_added_ = bytes - buffer.capacity();
-  host_memory::require(bytes_added_);
+  promise_ = std::make_unique<host_memory::Promise>(bytes_added_);
   try {
     for (std::size_t left = bytes_added_; left > 0;) {
       const std::size_t size = std::min(left, kChunk);
@@ -91,6 +91,7 @@ void Provision::join() noexcept {
     if (thread.joinable()) thread.join();
   }
   threads_.clear();
+  promise_.reset();
 }
 
 }  // namespace fencepool

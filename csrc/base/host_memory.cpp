@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -54,32 +56,43 @@ std::size_t group_leaves(const std::string& folder, const char* limit_file, cons
   return limit > held ? limit - held : 0;
 }
 
-// The control group's folder below `root` for the controller, from /proc/self/cgroup.
-std::string group_folder(const std::string& root, const std::string& controller) {
+// The control group's path of this process for the controller ("" for the unified hierarchy).
+std::string group_path(const std::string& controller) {
   std::ifstream file("/proc/self/cgroup");
   std::string line;
   while (std::getline(file, line)) {
     const std::size_t first = line.find(':');
     const std::size_t second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    if (line.substr(first + 1, second - first - 1) == controller) return root + line.substr(second + 1);
+    if (line.substr(first + 1, second - first - 1) == controller) return line.substr(second + 1);
   }
-  return root;
+  return "/";
 }
 
-std::size_t every_group_leaves() {
-  std::size_t least = kUnknown;
-  // Inside a container the group's own path is often not mounted; the root then is the container's.
-  for (const std::string& folder : {group_folder("/sys/fs/cgroup", ""), std::string("/sys/fs/cgroup")}) {
-    least = std::min(least, group_leaves(folder, "memory.max", "memory.current", "inactive_file"));
-  }
-  for (const std::string& folder :
-       {group_folder("/sys/fs/cgroup/memory", "memory"), std::string("/sys/fs/cgroup/memory")}) {
-    least = std::min(least, group_leaves(folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                         "total_inactive_file"));
+// The least that this process's group or any group above it leaves: a limit often sits on a parent.
+// Inside a container the path may not be mounted; the root then is the container's own group.
+template <class Leaves>
+std::size_t least_of_ancestors(const std::string& root, std::string path, Leaves leaves) {
+  std::size_t least = leaves(root);
+  while (path.size() > 1) {
+    least = std::min(least, leaves(root + path));
+    path.resize(path.find_last_of('/'));
   }
   return least;
 }
+
+std::size_t every_group_leaves() {
+  const std::size_t unified = least_of_ancestors("/sys/fs/cgroup", group_path(""), [](const std::string& folder) {
+    return group_leaves(folder, "memory.max", "memory.current", "inactive_file");
+  });
+  const std::size_t legacy =
+      least_of_ancestors("/sys/fs/cgroup/memory", group_path("memory"), [](const std::string& folder) {
+        return group_leaves(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file");
+      });
+  return std::min(unified, legacy);
+}
+
+std::atomic<std::size_t> promised{0};  // bytes about to be taken by this process
 
 // Whether the kernel gives huge pages to memory that asks for them.
 bool has_huge_pages() {
@@ -102,19 +115,21 @@ std::size_t available() {
   return std::min(read_field("/proc/meminfo", "MemAvailable:", 1024), every_group_leaves());
 }
 
-void require(std::size_t bytes) {
+Promise::Promise(std::size_t bytes) : bytes_(bytes) {
+  const std::size_t before = promised.fetch_add(bytes);
   const char* setting = std::getenv("FENCEPOOL_HOST_MEMORY_CHECK");  // NOLINT(concurrency-mt-unsafe)
-  if (setting != nullptr && std::string(setting) == "0") return;
+  if (setting != nullptr && std::string_view(setting) == "0") return;
   const std::size_t left = available();
-  if (bytes <= left) return;
+  if (before <= left && bytes <= left - before) return;
+  promised -= bytes;
   Error error(Kind::kHostMemory, "a backup needs " + format_bytes(bytes) + " of host memory and " +
-                                     format_bytes(left) +
-                                     " are available. Nothing was changed. Free host memory, raise the "
-                                     "container's limit, or use a pool with backup=\"none\"");
+                                     format_bytes(left - std::min(left, before)) + " are available");
   error.wanted = bytes;
-  error.free = left;
+  error.free = left - std::min(left, before);
   throw error;
 }
+
+Promise::~Promise() { promised -= bytes_; }
 
 Reservation::Reservation(std::size_t size, int numa_node) : size_(size) {
   // Over-reserve, then give back what lies outside the aligned part.

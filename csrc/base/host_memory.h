@@ -10,9 +10,19 @@ namespace fencepool::host_memory {
 // The largest value of the type when neither can be read.
 std::size_t available();
 
-// Throws Error(kHostMemory) when `bytes` more are not available. FENCEPOOL_HOST_MEMORY_CHECK=0 turns
-// the check off, for virtual machines whose memory grows only when it is used.
-void require(std::size_t bytes);
+// Memory that is about to be taken, while it lives: later promises count it as gone already.
+class Promise {
+ public:
+  // Throws Error(kHostMemory) when `bytes` more are not available. FENCEPOOL_HOST_MEMORY_CHECK=0 turns
+  // the check off, for virtual machines whose memory grows only when it is used.
+  explicit Promise(std::size_t bytes);
+  ~Promise();
+  Promise(const Promise&) = delete;
+  Promise& operator=(const Promise&) = delete;
+
+ private:
+  std::size_t bytes_;
+};
 
 // Private anonymous memory, without pages behind it yet, aligned for huge pages and preferring them.
 class Reservation {
@@ -23,7 +33,7 @@ class Reservation {
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;
 
-  // Puts pages behind all of it. Whether there are enough is require()'s business: the kernel offers no
+  // Puts pages behind all of it. Whether there are enough is Promise's business: the kernel offers no
   // way to be told here.
   void populate();
   // Forgets the memory without giving it back: something may still write to it.

@@ -56,6 +56,12 @@ class Condition {
     condition_.wait(inner);
     inner.release();
   }
+  // The same, for at most `limit`.
+  void wait_for(Mutex& mutex, std::chrono::milliseconds limit) REQUIRES(mutex) NO_THREAD_SAFETY_ANALYSIS {
+    std::unique_lock<std::mutex> inner(mutex.mutex_, std::adopt_lock);
+    condition_.wait_for(inner, limit);
+    inner.release();
+  }
   void notify_all() { condition_.notify_all(); }
 
  private:

@@ -21,12 +21,14 @@ Log& the_log() {
 
 }  // namespace
 
-void record(const std::string& what) noexcept {
+void record(std::initializer_list<std::string_view> parts) noexcept {
   try {
+    std::string what;
+    for (const std::string_view part : parts) what += part;
     Log& log = the_log();
     const Lock lock(log.mutex);
     ++log.total;
-    log.entries.push_back(what);
+    log.entries.push_back(std::move(what));
     if (log.entries.size() > kKept) log.entries.pop_front();
   } catch (...) {  // NOLINT(bugprone-empty-catch): no memory to record that there is no memory
   }

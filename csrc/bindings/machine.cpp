@@ -7,6 +7,7 @@
 #include "base/host_memory.h"
 #include "base/process.h"
 #include "bindings/bindings.h"
+#include "bindings/unlocked.h"
 #include "owners/device.h"
 
 namespace py = pybind11;
@@ -81,7 +82,7 @@ void bind_machine(py::module_& module) {
                const DeviceMemory memory = device.memory();
                return std::make_pair(memory.free, memory.total);
              },
-             py::arg("provider"), py::arg("ordinal"), py::call_guard<py::gil_scoped_release>());
+             py::arg("provider"), py::arg("ordinal"), py::call_guard<Unlocked>());
   module.def("watch_streams",
              [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
                std::vector<CUstream> streams;
@@ -91,6 +92,7 @@ void bind_machine(py::module_& module) {
              py::arg("provider"), py::arg("ordinal"), py::arg("handles"));
   module.def("available_host_memory", &host_memory::available);
   module.def("is_forked_child", &process::is_forked_child);
+  module.def("require_owner", &process::require_owner);
 
   // For tests: see driver/faults.h.
   module.def("arm_fault",

@@ -5,6 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
+#include "bindings/unlocked.h"
 #include "pool/registry.h"
 #include "pool/transition.h"
 
@@ -13,18 +14,23 @@ namespace py = pybind11;
 namespace fencepool {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Guard = py::call_guard<Unlocked>;
 
-// Ends a long wait when a signal has come in: Ctrl-C must work.
+// Ends a long wait when a signal has come in: Ctrl-C must work. Python runs handlers on the main thread
+// only, so no other one needs the GIL for it.
 void check_signals() {
+  if (!Unlocked::is_main_thread()) return;
   const py::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-std::vector<CUstream> streams_of(const std::vector<std::uintptr_t>& handles) {
-  std::vector<CUstream> streams;
-  streams.reserve(handles.size());
-  for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
+// Handles of CUDA streams, by the ordinal of their device.
+StreamsByDevice streams_of(const std::map<int, std::vector<std::uintptr_t>>& handles) {
+  StreamsByDevice streams;
+  for (const auto& [ordinal, own] : handles) {
+    auto& list = streams[&Device::get(Provider::kCuda, ordinal)];
+    for (const std::uintptr_t handle : own) list.push_back(reinterpret_cast<CUstream>(handle));
+  }
   return streams;
 }
 
@@ -91,11 +97,12 @@ py::list phases_list(const Phases& phases) {
 py::dict status_dict(Pool& pool) {
   PoolStatus status;
   {
-    const py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     status = pool.status();
   }
   py::dict dict;
   dict["state"] = status.state;
+  dict["is_paused"] = status.is_paused;
   dict["segments"] = status.segments;
   dict["bytes_reserved"] = status.bytes_reserved;
   dict["bytes_mapped"] = status.bytes_mapped;
@@ -112,6 +119,7 @@ py::dict report_dict(const TransitionReport& report) {
   py::list pools;
   for (const PoolTransition& pool : report.pools) {
     py::dict one;
+    one["id"] = pool.id;
     one["tag"] = pool.tag;
     one["device"] = pool.device;
     one["backup"] = backup_name(pool.backup);
@@ -141,25 +149,25 @@ py::dict report_dict(const TransitionReport& report) {
 }
 
 py::dict pause_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeout,
-                     const std::vector<std::uintptr_t>& streams) {
+                     const std::map<int, std::vector<std::uintptr_t>>& streams) {
   TransitionReport report;
   {
-    const py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     report = pause(pools, {timeout, streams_of(streams), check_signals});
   }
   return report_dict(report);
 }
 
 py::dict resume_pools(const std::vector<std::shared_ptr<Pool>>& pools, double wait, const std::string& order,
-                      const std::vector<std::uintptr_t>& streams) {
+                      bool is_host_held, const std::map<int, std::vector<std::uintptr_t>>& streams) {
   if (order != "context" && order != "explicit") {
     throw Error(Kind::kInvalid, "unknown order '" + order + "'; there are 'context' and 'explicit'");
   }
   TransitionReport report;
   {
-    const py::gil_scoped_release unlocked;
-    report = resume(pools, {wait, order == "context" ? Order::kContext : Order::kExplicit, streams_of(streams),
-                            check_signals});
+    const Unlocked unlocked;
+    report = resume(pools, {wait, order == "context" ? Order::kContext : Order::kExplicit, is_host_held,
+                            streams_of(streams), check_signals});
   }
   return report_dict(report);
 }
@@ -173,12 +181,21 @@ void bind_pools(py::module_& module) {
       .def("to_dlpack", &to_dlpack, py::arg("size"));
 
   py::class_<Fence, std::shared_ptr<Fence>>(module, "Fence")
-      .def("wait", [](const Fence& fence, std::uintptr_t stream,
-                      int ordinal) { fence.wait(reinterpret_cast<CUstream>(stream), ordinal); },
-           py::arg("stream"), py::arg("ordinal"), Unlocked())
+      .def("wait",
+           [](const Fence& fence, std::uintptr_t stream, const std::string& provider, int ordinal) {
+             fence.wait(reinterpret_cast<CUstream>(stream), provider_of(provider), ordinal);
+           },
+           py::arg("stream"), py::arg("provider"), py::arg("ordinal"), Guard())
+      .def_property_readonly("providers",
+                             [](const Fence& fence) {
+                               std::vector<std::string> names;
+                               if (fence.concerns(Provider::kCuda)) names.emplace_back("cuda");
+                               if (fence.concerns(Provider::kHost)) names.emplace_back("host");
+                               return names;
+                             })
       .def("synchronize", [](const Fence& fence, double timeout) { return fence.synchronize(timeout, check_signals); },
-           py::arg("timeout"), Unlocked())
-      .def("is_done", &Fence::is_done, Unlocked());
+           py::arg("timeout"), Guard())
+      .def("is_done", &Fence::is_done, Guard());
 
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
       .def_property_readonly("id", &Pool::id)
@@ -189,19 +206,19 @@ void bind_pools(py::module_& module) {
       .def_property_readonly("backup", [](const Pool& pool) { return backup_name(pool.policy().backup); })
       .def_property_readonly("retain", [](const Pool& pool) { return pool.policy().is_retained; })
       .def_property_readonly("fill", [](const Pool& pool) { return fill_name(pool.policy().fill); })
-      .def("allocate", [](Pool& pool, std::size_t size) { return std::shared_ptr<Block>(pool.allocate(size)); },
-           py::arg("size"), Unlocked())
+      .def("allocate", [](Pool& pool, std::size_t size) { return std::shared_ptr<Block>(pool.allocate(size, check_signals)); },
+           py::arg("size"), Guard())
       .def("allocate_batch",
            [](Pool& pool, const std::vector<std::size_t>& sizes) {
              std::vector<std::shared_ptr<Block>> blocks;
-             for (auto& block : pool.allocate_batch(sizes)) blocks.push_back(std::move(block));
+             for (auto& block : pool.allocate_batch(sizes, check_signals)) blocks.push_back(std::move(block));
              return blocks;
            },
-           py::arg("sizes"), Unlocked())
-      .def("contains", &Pool::contains, py::arg("address"), Unlocked())
+           py::arg("sizes"), Guard())
+      .def("contains", &Pool::contains, py::arg("address"), Guard())
       .def("status", &status_dict)
-      .def("prepare", &Pool::prepare, Unlocked())
-      .def("trim", &Pool::trim, Unlocked());
+      .def("prepare", [](Pool& pool) { return pool.prepare(check_signals); }, Guard())
+      .def("trim", [](Pool& pool) { return pool.trim(check_signals); }, Guard());
 
   module.def("get_pool",
              [](const std::string& provider, int ordinal, const std::string& tag, const std::string& backup,
@@ -210,11 +227,13 @@ void bind_pools(py::module_& module) {
                return registry::get_pool(Device::get(provider_of(provider), ordinal), tag, policy);
              },
              py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
-             py::arg("fill"), Unlocked());
-  module.def("pools", &registry::pools, Unlocked());
-  module.def("close_pool", &registry::close, py::arg("pool"), Unlocked());
+             py::arg("fill"), Guard());
+  module.def("pools", &registry::pools, Guard());
+  module.def("close_pool", [](const std::shared_ptr<Pool>& pool) { registry::close(pool, check_signals); },
+             py::arg("pool"), Guard());
   module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
-  module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"), py::arg("streams"));
+  module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"), py::arg("hold_host"),
+             py::arg("streams"));
 }
 
 }  // namespace fencepool

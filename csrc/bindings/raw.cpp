@@ -40,7 +40,8 @@ void bind_driver_memory(py::class_<RawDriver>& driver) {
            py::arg("offset") = 0, unlocked)
       .def("mem_unmap", &RawDriver::mem_unmap, py::arg("address"), py::arg("size"), unlocked)
       .def("mem_set_access", &RawDriver::mem_set_access, py::arg("address"), py::arg("size"),
-           py::arg("ordinal"), py::arg("flags") = static_cast<int>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE), unlocked)
+           py::arg("ordinal"), py::arg("flags") = static_cast<int>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
+           unlocked)
       .def("mem_get_access", &RawDriver::mem_get_access, py::arg("address"), py::arg("ordinal"), unlocked)
       .def("mem_retain", &RawDriver::mem_retain, py::arg("address"), unlocked)
       .def("mem_export", &RawDriver::mem_export, py::arg("handle"), unlocked)
@@ -78,7 +79,8 @@ void bind_driver_streams(py::class_<RawDriver>& driver) {
       .def("event_record", &RawDriver::event_record, py::arg("event"), py::arg("stream"), unlocked)
       .def("event_query", &RawDriver::event_query, py::arg("event"), unlocked)
       .def("event_synchronize", &RawDriver::event_synchronize, py::arg("event"), unlocked)
-      .def("graph_instantiate", &RawDriver::graph_instantiate, py::arg("graph"), py::arg("flags") = 0, unlocked)
+      .def("graph_instantiate", &RawDriver::graph_instantiate, py::arg("graph"), py::arg("flags") = 0,
+           unlocked)
       .def("graph_launch", &RawDriver::graph_launch, py::arg("executable"), py::arg("stream"), unlocked)
       .def("graph_exec_destroy", &RawDriver::graph_exec_destroy, py::arg("executable"), unlocked)
       .def("graph_destroy", &RawDriver::graph_destroy, py::arg("graph"), unlocked);
@@ -86,8 +88,11 @@ void bind_driver_streams(py::class_<RawDriver>& driver) {
 
 void bind_driver(py::module_& raw) {
   const WithoutGil unlocked;
-  py::class_<RawDriver> driver(raw, "Driver", "One provider's driver calls: a CUresult first, outputs behind it.");
-  driver.def(py::init([](const std::string& name) { return new RawDriver(provider_of(name)); }), py::arg("provider"))
+  py::class_<RawDriver> driver(raw, "Driver",
+                               "One provider's driver calls: a CUresult first, outputs behind it.");
+  driver
+      .def(py::init([](const std::string& name) { return new RawDriver(provider_of(name)); }),
+           py::arg("provider"))
       .def("init", &RawDriver::init, py::arg("flags") = 0, unlocked)
       .def("driver_version", &RawDriver::driver_version, unlocked)
       .def("error_name", &RawDriver::error_name, py::arg("code"), unlocked)
@@ -96,7 +101,8 @@ void bind_driver(py::module_& raw) {
       .def("device_get", &RawDriver::device_get, py::arg("ordinal"), unlocked)
       .def("device_name", &RawDriver::device_name, py::arg("device"), unlocked)
       .def("device_bus_id", &RawDriver::device_bus_id, py::arg("device"), py::arg("length") = 32, unlocked)
-      .def("device_attribute", &RawDriver::device_attribute, py::arg("attribute"), py::arg("device"), unlocked)
+      .def("device_attribute", &RawDriver::device_attribute, py::arg("attribute"), py::arg("device"),
+           unlocked)
       .def("device_total_mem", &RawDriver::device_total_mem, py::arg("device"), unlocked)
       .def("primary_retain", &RawDriver::primary_retain, py::arg("device"), unlocked)
       .def("primary_release", &RawDriver::primary_release, py::arg("device"), unlocked)

@@ -65,7 +65,8 @@ std::tuple<int, std::string> RawDriver::device_bus_id(int device, int length) {
 
 std::tuple<int, int> RawDriver::device_attribute(int attribute, int device) {
   int value = -1;
-  const CUresult status = driver_.call<Call::cuDeviceGetAttribute>(&value, static_cast<CUdevice_attribute>(attribute), device);
+  const CUresult status =
+      driver_.call<Call::cuDeviceGetAttribute>(&value, static_cast<CUdevice_attribute>(attribute), device);
   return {status, value};
 }
 
@@ -117,7 +118,8 @@ std::tuple<int, int> RawDriver::call_inside_host_function(Integer stream) {
     std::size_t total = 0;
     made->status = made->driver->call<Call::cuMemGetInfo>(&free, &total);
   };
-  const CUresult status = driver_.call<Call::cuLaunchHostFunc>(stream_of(stream), function, static_cast<void*>(&inside));
+  const CUresult status =
+      driver_.call<Call::cuLaunchHostFunc>(stream_of(stream), function, static_cast<void*>(&inside));
   if (status == CUDA_SUCCESS) driver_.call<Call::cuStreamSynchronize>(stream_of(stream));
   return {status, inside.status};
 }
@@ -128,8 +130,12 @@ WithInteger RawDriver::stream_create(unsigned flags) {
   return with_handle(status, stream);
 }
 
-int RawDriver::stream_destroy(Integer stream) { return driver_.call<Call::cuStreamDestroy>(stream_of(stream)); }
-int RawDriver::stream_synchronize(Integer stream) { return driver_.call<Call::cuStreamSynchronize>(stream_of(stream)); }
+int RawDriver::stream_destroy(Integer stream) {
+  return driver_.call<Call::cuStreamDestroy>(stream_of(stream));
+}
+int RawDriver::stream_synchronize(Integer stream) {
+  return driver_.call<Call::cuStreamSynchronize>(stream_of(stream));
+}
 int RawDriver::stream_query(Integer stream) { return driver_.call<Call::cuStreamQuery>(stream_of(stream)); }
 
 int RawDriver::stream_wait_event(Integer stream, Integer event, unsigned flags) {
@@ -172,7 +178,9 @@ WithInteger RawDriver::event_create(unsigned flags) {
 
 int RawDriver::event_destroy(Integer event) { return driver_.call<Call::cuEventDestroy>(event_of(event)); }
 int RawDriver::event_query(Integer event) { return driver_.call<Call::cuEventQuery>(event_of(event)); }
-int RawDriver::event_synchronize(Integer event) { return driver_.call<Call::cuEventSynchronize>(event_of(event)); }
+int RawDriver::event_synchronize(Integer event) {
+  return driver_.call<Call::cuEventSynchronize>(event_of(event));
+}
 int RawDriver::event_record(Integer event, Integer stream) {
   return driver_.call<Call::cuEventRecord>(event_of(event), stream_of(stream));
 }
@@ -192,6 +200,8 @@ int RawDriver::graph_exec_destroy(Integer executable) {
   return driver_.call<Call::cuGraphExecDestroy>(reinterpret_cast<CUgraphExec>(executable));
 }
 
-int RawDriver::graph_destroy(Integer graph) { return driver_.call<Call::cuGraphDestroy>(reinterpret_cast<CUgraph>(graph)); }
+int RawDriver::graph_destroy(Integer graph) {
+  return driver_.call<Call::cuGraphDestroy>(reinterpret_cast<CUgraph>(graph));
+}
 
 }  // namespace fencepool

@@ -37,7 +37,9 @@ class RawDriver {
   // Contexts.
   WithInteger primary_retain(int device);
   int primary_release(int device) { return driver_.call<Call::cuDevicePrimaryCtxRelease>(device); }
-  int push(Integer context) { return driver_.call<Call::cuCtxPushCurrent>(reinterpret_cast<CUcontext>(context)); }
+  int push(Integer context) {
+    return driver_.call<Call::cuCtxPushCurrent>(reinterpret_cast<CUcontext>(context));
+  }
   WithInteger pop();
   WithInteger current();
   int ctx_synchronize() { return driver_.call<Call::cuCtxSynchronize>(); }
@@ -48,8 +50,11 @@ class RawDriver {
   std::tuple<int, Integer, Integer> mem_get_info();
   WithInteger granularity(int device, int option);
   WithInteger address_reserve(Integer size, Integer alignment, Integer hint);
-  int address_free(Integer address, Integer size) { return driver_.call<Call::cuMemAddressFree>(address, size); }
-  WithInteger mem_create(int device, Integer size, bool is_exportable, int location, int type, int handle_types);
+  int address_free(Integer address, Integer size) {
+    return driver_.call<Call::cuMemAddressFree>(address, size);
+  }
+  WithInteger mem_create(int device, Integer size, bool is_exportable, int location, int type,
+                         int handle_types);
   int mem_release(Integer handle) { return driver_.call<Call::cuMemRelease>(handle); }
   int mem_map(Integer address, Integer size, Integer handle, Integer offset) {
     return driver_.call<Call::cuMemMap>(address, size, offset, handle, 0);

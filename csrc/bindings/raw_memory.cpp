@@ -28,8 +28,8 @@ std::tuple<int, Integer, Integer> RawDriver::mem_get_info() {
 }
 
 WithInteger RawDriver::granularity(int device, int option) {
-  const CUmemAllocationProp properties = properties_of(device, CU_MEM_LOCATION_TYPE_DEVICE,
-                                                       CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE);
+  const CUmemAllocationProp properties = properties_of(
+      device, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE);
   std::size_t bytes = 0;
   const CUresult status = driver_.call<Call::cuMemGetAllocationGranularity>(
       &bytes, &properties, static_cast<CUmemAllocationGranularity_flags>(option));
@@ -70,14 +70,15 @@ WithInteger RawDriver::mem_get_access(Integer address, int device) {
 
 WithInteger RawDriver::mem_retain(Integer address) {
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult status = driver_.call<Call::cuMemRetainAllocationHandle>(&handle, reinterpret_cast<void*>(address));
+  const CUresult status =
+      driver_.call<Call::cuMemRetainAllocationHandle>(&handle, reinterpret_cast<void*>(address));
   return {status, handle};
 }
 
 std::tuple<int, int> RawDriver::mem_export(Integer handle) {
   int descriptor = -1;
-  const CUresult status =
-      driver_.call<Call::cuMemExportToShareableHandle>(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  const CUresult status = driver_.call<Call::cuMemExportToShareableHandle>(
+      &descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   return {status, descriptor};
 }
 
@@ -98,7 +99,8 @@ int RawDriver::host_unregister(Integer address) {
 }
 
 int RawDriver::memcpy_htod(Integer to, Integer from, Integer size, Integer stream) {
-  return driver_.call<Call::cuMemcpyHtoDAsync>(to, reinterpret_cast<const void*>(from), size, stream_of(stream));
+  return driver_.call<Call::cuMemcpyHtoDAsync>(to, reinterpret_cast<const void*>(from), size,
+                                               stream_of(stream));
 }
 
 int RawDriver::memcpy_dtoh(Integer to, Integer from, Integer size, Integer stream) {

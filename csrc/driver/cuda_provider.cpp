@@ -27,14 +27,14 @@ std::string load_symbols(void* library, Table& table) {
   std::string missing;
   // dlsym's own documentation gives this conversion through void** for functions (POSIX requires that
   // function and object pointers have one representation).
-#define FENCEPOOL_LOAD(call, since)                                        \
-  {                                                                        \
-    const CallInfo& info = call_info(Call::call);                          \
-    *reinterpret_cast<void**>(&table.call) = dlsym(library, info.symbol);  \
-    if (table.call == nullptr && info.is_required()) {                     \
-      missing += missing.empty() ? "" : ", ";                              \
-      missing += info.name;                                                \
-    }                                                                      \
+#define FENCEPOOL_LOAD(call, since)                                       \
+  {                                                                       \
+    const CallInfo& info = call_info(Call::call);                         \
+    *reinterpret_cast<void**>(&table.call) = dlsym(library, info.symbol); \
+    if (table.call == nullptr && info.is_required()) {                    \
+      missing += missing.empty() ? "" : ", ";                             \
+      missing += info.name;                                               \
+    }                                                                     \
   }
   FENCEPOOL_DRIVER_CALLS(FENCEPOOL_LOAD)
 #undef FENCEPOOL_LOAD

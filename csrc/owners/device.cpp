@@ -83,14 +83,14 @@ Device::Scope::~Scope() {
   if (process::is_forked_child()) return;
   if (is_mode_changed_) {
     if (driver_.call<Call::cuThreadExchangeStreamCaptureMode>(&mode_) != CUDA_SUCCESS) {
-      problems::record("cuThreadExchangeStreamCaptureMode failed; this thread stays in relaxed capture mode");
+      problems::record({"cuThreadExchangeStreamCaptureMode failed; this thread stays in relaxed capture mode"});
     }
   }
   CUcontext popped = nullptr;
   // An undo may not fail: try once more before the context is left on the stack.
   if (driver_.call<Call::cuCtxPopCurrent>(&popped) != CUDA_SUCCESS &&
       driver_.call<Call::cuCtxPopCurrent>(&popped) != CUDA_SUCCESS) {
-    problems::record("cuCtxPopCurrent failed; the device's context stays current on this thread");
+    problems::record({"cuCtxPopCurrent failed; the device's context stays current on this thread"});
   }
 }
 
@@ -101,20 +101,23 @@ void Device::watch_streams(const std::vector<CUstream>& streams) {
   }
 }
 
+bool is_capturing(Driver& driver, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = driver.call<Call::cuStreamIsCapturing>(stream, &status);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
+  if (result != CUDA_SUCCESS) throw driver.failure(Call::cuStreamIsCapturing, result);
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 bool Device::is_capturing(const std::vector<CUstream>& more) {
-  const auto captures = [this](CUstream stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    const CUresult result = driver_.call<Call::cuStreamIsCapturing>(stream, &status);
-    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;  // a blocking stream of the context
-    if (result != CUDA_SUCCESS) throw driver_.failure(Call::cuStreamIsCapturing, result);
-    return status != CU_STREAM_CAPTURE_STATUS_NONE;
-  };
   std::vector<CUstream> streams = more;
+  streams.push_back(nullptr);
   {
     const Lock lock(mutex_);
     streams.insert(streams.end(), watched_.begin(), watched_.end());
   }
-  return captures(nullptr) || std::any_of(streams.begin(), streams.end(), captures);
+  return std::any_of(streams.begin(), streams.end(),
+                     [this](CUstream stream) { return fencepool::is_capturing(driver_, stream); });
 }
 
 DeviceMemory Device::memory() {

@@ -1,6 +1,7 @@
 // A device in use: its primary context (the one PyTorch uses too), and what is known of it.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@ struct DeviceMemory {
   std::size_t free = 0;   // bytes
   std::size_t total = 0;  // bytes
 };
+
+// Whether the stream is being captured into a CUDA graph; for the default stream, whether a stream that
+// synchronises with it is. Needs a Device::Scope. CUDA Driver API, cuStreamIsCapturing.
+bool is_capturing(Driver& driver, CUstream stream);
 
 class Device {
  public:
@@ -66,6 +71,22 @@ class Device {
   std::string name_;
   Mutex mutex_;
   std::vector<CUstream> watched_ GUARDED_BY(mutex_);
+};
+
+// Scopes of several devices at once, ended in reverse order.
+class Scopes {
+ public:
+  explicit Scopes(const std::vector<Device*>& devices) {
+    for (Device* device : devices) scopes_.push_back(std::make_unique<Device::Scope>(*device));
+  }
+  ~Scopes() {
+    while (!scopes_.empty()) scopes_.pop_back();
+  }
+  Scopes(const Scopes&) = delete;
+  Scopes& operator=(const Scopes&) = delete;
+
+ private:
+  std::vector<std::unique_ptr<Device::Scope>> scopes_;
 };
 
 }  // namespace fencepool

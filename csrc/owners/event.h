@@ -12,7 +12,7 @@ class Event {
   explicit Event(Device& device) : device_(device) {
     device_.driver().check<Call::cuEventCreate>(&event_, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING));
   }
-  ~Event() { undo<Call::cuEventDestroy>(device_, event_); }
+  ~Event() { static_cast<void>(undo<Call::cuEventDestroy>(device_, event_)); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 

@@ -16,13 +16,13 @@ class Mapping {
     const CUmemAccessDesc granted = range.device().access();
     const CUresult status = driver.call<Call::cuMemSetAccess>(range.address(), range.size(), &granted, std::size_t{1});
     if (status != CUDA_SUCCESS) {
-      undo<Call::cuMemUnmap>(range.device(), range.address(), range.size());
+      static_cast<void>(undo<Call::cuMemUnmap>(range.device(), range.address(), range.size()));
       throw driver.failure(Call::cuMemSetAccess, status);
     }
     is_mapped_ = true;
   }
   ~Mapping() {
-    if (is_mapped_) undo<Call::cuMemUnmap>(range_.device(), range_.address(), range_.size());
+    if (is_mapped_) static_cast<void>(undo<Call::cuMemUnmap>(range_.device(), range_.address(), range_.size()));
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;

@@ -16,7 +16,7 @@ class Physical {
     is_held_ = true;
   }
   ~Physical() {
-    if (is_held_) undo<Call::cuMemRelease>(device_, handle_);
+    if (is_held_) static_cast<void>(undo<Call::cuMemRelease>(device_, handle_));
   }
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;

@@ -13,7 +13,7 @@ class Range {
   Range(Device& device, std::size_t size) : device_(device), size_(size) {
     device_.driver().check<Call::cuMemAddressReserve>(&address_, size, device.granularity(), CUdeviceptr{0}, 0ULL);
   }
-  ~Range() { undo<Call::cuMemAddressFree>(device_, address_, size_); }
+  ~Range() { static_cast<void>(undo<Call::cuMemAddressFree>(device_, address_, size_)); }
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
 

@@ -10,16 +10,30 @@ class Registration {
  public:
   // Pins [start, start + size), which must outlive the registration. Needs a Device::Scope.
   // CUDA Driver API, cuMemHostRegister (portable: every context may copy from it).
+  // Throws kHostMemory when the host cannot pin so much.
   Registration(Device& device, void* start, std::size_t size) : device_(device), start_(start) {
-    device_.driver().check<Call::cuMemHostRegister>(start, size, static_cast<unsigned>(CU_MEMHOSTREGISTER_PORTABLE));
+    const CUresult status = device_.driver().call<Call::cuMemHostRegister>(
+        start, size, static_cast<unsigned>(CU_MEMHOSTREGISTER_PORTABLE));
+    if (status == CUDA_SUCCESS) return;
+    Error error = device_.driver().failure(Call::cuMemHostRegister, status);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) error.kind = Kind::kHostMemory;
+    error.wanted = size;
+    throw error;
   }
-  ~Registration() { undo<Call::cuMemHostUnregister>(device_, start_); }
+  ~Registration() { static_cast<void>(unpin()); }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
+
+  // The undo call. False when the memory stays pinned: then it must never be given back.
+  bool unpin() noexcept {
+    if (is_pinned_) is_pinned_ = !undo<Call::cuMemHostUnregister>(device_, start_);
+    return !is_pinned_;
+  }
 
  private:
   Device& device_;
   void* start_;
+  bool is_pinned_ = true;
 };
 
 }  // namespace fencepool

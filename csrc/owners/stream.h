@@ -13,7 +13,7 @@ class Stream {
   explicit Stream(Device& device) : device_(device) {
     device_.driver().check<Call::cuStreamCreate>(&stream_, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
   }
-  ~Stream() { undo<Call::cuStreamDestroy>(device_, stream_); }
+  ~Stream() { static_cast<void>(undo<Call::cuStreamDestroy>(device_, stream_)); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 

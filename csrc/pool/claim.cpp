@@ -13,12 +13,14 @@ constexpr std::size_t kBridge = std::size_t{64} << 10;
 
 }  // namespace
 
-Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing) : pool_(std::move(pool)), state_(State::kActive) {
+Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing, const Interrupt& interrupt)
+    : pool_(std::move(pool)), state_(State::kActive) {
   process::require_owner();
   const Lock lock(pool_->mutex_);
-  pool_->wait_until_unclaimed();
+  pool_->wait_until_unclaimed(interrupt);
   if (pool_->is_closed_) throw Error(Kind::kInvalid, pool_->describe() + " is closed");
   pool_->claimed_for_ = doing;
+  pool_->claimant_ = std::this_thread::get_id();
   state_ = pool_->state_;
 }
 
@@ -26,15 +28,13 @@ Pool::Claim::~Claim() {
   const Lock lock(pool_->mutex_);
   pool_->state_ = state_;
   pool_->claimed_for_ = nullptr;
+  pool_->claimant_ = {};
   pool_->host_bytes_ = pool_->buffer_.capacity();
   pool_->backed_up_ = state_ == State::kPaused ? image_bytes(pool_->image_) : 0;
-  if (!pool_->freed_.empty()) {
-    try {
-      const Device::Scope scope(pool_->device_);
-      pool_->reap(/*is_idle=*/state_ == State::kPaused);
-    } catch (const std::exception& error) {
-      problems::record(pool_->describe() + ": freed memory is kept for now: " + error.what());
-    }
+  if (state_ == State::kPaused) {
+    pool_->reap_idle();
+  } else {
+    pool_->reap();
   }
   pool_->unclaimed_.notify_all();
 }
@@ -48,9 +48,16 @@ std::vector<Segment*> Pool::Claim::segments() const {
   return all;
 }
 
+bool Pool::Claim::holds_memory() const {
+  const Lock lock(pool_->mutex_);
+  return std::any_of(pool_->segments_.begin(), pool_->segments_.end(), [](const auto& entry) {
+    return entry.second->physical != nullptr || entry.second->mapping != nullptr;
+  });
+}
+
 void Pool::Claim::reap_idle() {
   const Lock lock(pool_->mutex_);
-  pool_->reap(/*is_idle=*/true);
+  pool_->reap_idle();
 }
 
 Stream& Pool::Claim::stream() {
@@ -80,16 +87,33 @@ std::size_t Pool::Claim::image_bytes(const Image& image) {
   return bytes;
 }
 
-void Pool::Claim::set_image(Image image) { pool_->image_ = std::move(image); }
-
-void Pool::Claim::set_last_pause(const Phases& phases) {
+void Pool::Claim::set_restore(std::shared_ptr<Fence> fence, bool is_ordered) noexcept {
   const Lock lock(pool_->mutex_);
-  pool_->last_pause_ = phases;
+  pool_->restore_ = std::move(fence);
+  pool_->restoring_until_ = 0;
+  if (is_ordered) return;
+  for (const auto& [address, segment] : pool_->segments_) {
+    pool_->restoring_until_ = std::max(pool_->restoring_until_, segment->serial);
+  }
 }
 
-void Pool::Claim::set_last_resume(const Phases& phases) {
+void Pool::Claim::wait_for_restore(const Interrupt& interrupt) const {
+  if (pool_->restore_ == nullptr) return;
+  try {
+    static_cast<void>(pool_->restore_->synchronize(-1, interrupt));
+  } catch (const Error& error) {
+    problems::record({pool_->tag_, ": its last restore failed: ", error.what()});
+  }
+}
+
+void Pool::Claim::set_last_pause(Phases phases) noexcept {
   const Lock lock(pool_->mutex_);
-  pool_->last_resume_ = phases;
+  pool_->last_pause_.swap(phases);
+}
+
+void Pool::Claim::set_last_resume(Phases phases) noexcept {
+  const Lock lock(pool_->mutex_);
+  pool_->last_resume_.swap(phases);
 }
 
 }  // namespace fencepool

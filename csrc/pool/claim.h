@@ -8,21 +8,25 @@ namespace fencepool {
 class Pool::Claim {
  public:
   // Waits for other transitions of the pool. `doing` is shown by status() meanwhile. Whoever claims
-  // several pools does it in the order of their ids.
-  Claim(std::shared_ptr<Pool> pool, const char* doing);
+  // several pools does it in the order of their ids. Throws kInvalid for a closed pool, kBusy when this
+  // thread itself holds the claim.
+  Claim(std::shared_ptr<Pool> pool, const char* doing, const Interrupt& interrupt);
   // Unclaims. The state is the one set, or the one it had. What was freed meanwhile is given back.
   ~Claim();
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
 
   State state() const { return state_; }
-  void set_state(State state) { state_ = state; }
+  void set_state(State state) noexcept { state_ = state; }
   Pool& pool() const { return *pool_; }
   Device& device() const { return pool_->device_; }
   const Policy& policy() const { return pool_->policy_; }
 
   // In allocation order. Stable while the claim lasts.
   std::vector<Segment*> segments() const;
+  // Whether a segment holds device memory or a mapping: a paused pool does only after a driver call
+  // failed twice.
+  bool holds_memory() const;
   // Gives back what was freed before the device became idle. Only before segments() is used.
   void reap_idle();
   // The pool's own stream for copies, made on first use. Needs a Device::Scope.
@@ -35,11 +39,16 @@ class Pool::Claim {
   Image plan_image() const;
   static std::size_t image_bytes(const Image& image);
   const Image& image() const { return pool_->image_; }
-  void set_image(Image image);
-  void set_restore(std::shared_ptr<Fence> fence) { pool_->restore_ = std::move(fence); }
+  void set_image(Image image) noexcept { pool_->image_.swap(image); }
+
+  // The fence of the last resume. Unless the device's later work is ordered behind it, no block is taken
+  // from the gaps it may still write before it is done.
+  void set_restore(std::shared_ptr<Fence> fence, bool is_ordered) noexcept;
   const std::shared_ptr<Fence>& restore() const { return pool_->restore_; }
-  void set_last_pause(const Phases& phases);
-  void set_last_resume(const Phases& phases);
+  // Waits until the last restore has ended, or has failed: either way nothing reads the backup any more.
+  void wait_for_restore(const Interrupt& interrupt) const;
+  void set_last_pause(Phases phases) noexcept;
+  void set_last_resume(Phases phases) noexcept;
 
  private:
   std::shared_ptr<Pool> pool_;

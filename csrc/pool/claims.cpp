@@ -6,17 +6,30 @@
 
 namespace fencepool {
 
-Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing, TransitionReport& report)
+Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing,
+               const Interrupt& interrupt, TransitionReport& report)
     : report_(report) {
   std::sort(pools.begin(), pools.end(), [](const auto& a, const auto& b) { return a->id() < b->id(); });
   pools.erase(std::unique(pools.begin(), pools.end()), pools.end());
   for (auto& pool : pools) {
+    std::unique_ptr<Pool::Claim> claim;
+    try {
+      claim = std::make_unique<Pool::Claim>(pool, doing, interrupt);
+    } catch (const Error& error) {
+      if (error.kind == Kind::kInvalid && pool->is_closed()) continue;
+      throw;
+    }
     PoolTransition transition;
+    transition.id = pool->id();
     transition.tag = pool->tag();
     transition.device = pool->device().name();
     transition.backup = pool->policy().backup;
-    auto claim = std::make_unique<Pool::Claim>(pool, doing);
-    if (claim->state() != target) {
+    const bool is_there = claim->state() == target && (target == State::kActive || !claim->holds_memory());
+    if (is_there) {
+      if (target == State::kActive && claim->restore() != nullptr && !claim->restore()->is_done()) {
+        restores_.push_back(claim->restore());
+      }
+    } else {
       transition.is_changed = true;
       if (std::find(devices_.begin(), devices_.end(), &pool->device()) == devices_.end()) {
         devices_.push_back(&pool->device());
@@ -33,10 +46,11 @@ PoolTransition& Claims::report_of(const Pool::Claim& claim) {
   return report_.pools[report_index_[static_cast<std::size_t>(found - claims_.begin())]];
 }
 
-void Claims::require_no_capture(const std::vector<CUstream>& streams, const char* doing) const {
+void Claims::require_no_capture(const StreamsByDevice& streams, const char* doing) const {
   for (Device* device : devices_) {
     const Device::Scope scope(*device);
-    if (device->is_capturing(streams)) {
+    const auto own = streams.find(device);
+    if (device->is_capturing(own == streams.end() ? std::vector<CUstream>{} : own->second)) {
       throw Error(Kind::kCapture, std::string(doing) + " on " + device->name() +
                                       ": a stream of the device is being captured into a CUDA graph, which this "
                                       "would break. Nothing was changed; end the capture first");
@@ -52,13 +66,13 @@ void Claims::note_memory_before() {
   }
 }
 
-void Claims::note_memory_after() {
+void Claims::note_memory_after() noexcept {
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     try {
       const Device::Scope scope(*devices_[i]);
       report_.memory[i].free_after = devices_[i]->memory().free;
-    } catch (const Error& error) {  // too late to fail: what was asked for has been done
-      report_.notes.push_back("the free memory afterwards is unknown: " + error.message);
+    } catch (const std::exception& error) {  // too late to fail: what was asked for has been done
+      problems::record({"the free memory after a transition is unknown: ", error.what()});
     }
   }
 }
@@ -71,7 +85,7 @@ bool drain(Pool::Claim& claim) noexcept {
     return driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS ||
            driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS;
   } catch (const std::exception& error) {
-    problems::record(std::string("waiting for copies to end: ") + error.what());
+    problems::record({"waiting for copies to end: ", error.what()});
     return false;
   }
 }

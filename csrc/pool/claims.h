@@ -11,28 +11,32 @@ namespace fencepool {
 
 class Claims {
  public:
-  // Claims every pool in the order of ids; those already in `target` are unclaimed again at once
-  // and only reported. Duplicates count once.
-  Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing, TransitionReport& report);
+  // Claims every pool in the order of ids. Closed ones are left out; those already in `target` are
+  // unclaimed again at once and only reported, their unfinished restores kept in restores(). A paused
+  // pool that still holds device memory is not in the paused state yet. Duplicates count once.
+  Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing, const Interrupt& interrupt,
+         TransitionReport& report);
 
   bool is_empty() const { return claims_.empty(); }
   std::vector<std::unique_ptr<Pool::Claim>>::iterator begin() { return claims_.begin(); }
   std::vector<std::unique_ptr<Pool::Claim>>::iterator end() { return claims_.end(); }
   PoolTransition& report_of(const Pool::Claim& claim);
+  const std::vector<std::shared_ptr<Fence>>& restores() const { return restores_; }
 
   // Each device once, in the order of the pools.
   const std::vector<Device*>& devices() const { return devices_; }
   // Throws kCapture when a stream of any of the devices is being captured.
-  void require_no_capture(const std::vector<CUstream>& streams, const char* doing) const;
-  // The driver's figures, into the report.
+  void require_no_capture(const StreamsByDevice& streams, const char* doing) const;
+  // The driver's figures, into the report. The second never throws: by then it is done.
   void note_memory_before();
-  void note_memory_after();
+  void note_memory_after() noexcept;
 
  private:
   TransitionReport& report_;
   std::vector<std::unique_ptr<Pool::Claim>> claims_;
   std::vector<std::size_t> report_index_;
   std::vector<Device*> devices_;
+  std::vector<std::shared_ptr<Fence>> restores_;
 };
 
 // Ends the copies on a stream, whatever they come to: nothing may be unmapped or given back while

@@ -32,41 +32,52 @@ bool wait_for(const Event& event, double deadline, const Interrupt& interrupt) {
   return true;
 }
 
-void Fence::wait(CUstream stream, int ordinal) const {
+bool Fence::concerns(Provider provider) const {
+  return std::any_of(devices_.begin(), devices_.end(),
+                     [&](const Device* device) { return device->driver().provider() == provider; });
+}
+
+// The device that the stream belongs to; null when the fence does not concern it.
+Device* Fence::device_of(CUstream stream, Provider provider, int ordinal) const {
+  // The default stream has no context of its own: its device is what the caller says, or the first.
+  const auto first = std::find_if(devices_.begin(), devices_.end(), [&](const Device* device) {
+    return device->driver().provider() == provider && (ordinal < 0 || device->ordinal() == ordinal);
+  });
+  if (first == devices_.end()) return nullptr;
+  const Device::Scope scope(**first);
+  CUcontext context = nullptr;
+  (*first)->driver().check<Call::cuStreamGetCtx>(stream, &context);
+  const auto found = std::find_if(devices_.begin(), devices_.end(), [&](const Device* device) {
+    return device->driver().provider() == provider && device->context() == context;
+  });
+  return found == devices_.end() ? nullptr : *found;
+}
+
+void Fence::wait(CUstream stream, Provider provider, int ordinal) const {
   process::require_owner();
   if (devices_.empty()) return;
-  Driver& driver = devices_.front()->driver();
-  // The default stream has no context of its own: its device is what the caller says, or the fence's.
-  Device* device = devices_.front();
-  if (ordinal >= 0) {
-    const auto found = std::find_if(devices_.begin(), devices_.end(),
-                                    [&](const Device* candidate) { return candidate->ordinal() == ordinal; });
-    device = found == devices_.end() ? nullptr : *found;
-  }
-  if (device != nullptr) {
-    const Device::Scope scope(*device);
-    CUcontext context = nullptr;
-    driver.check<Call::cuStreamGetCtx>(stream, &context);
-    if (context != device->context()) {
-      const auto found = std::find_if(devices_.begin(), devices_.end(),
-                                      [&](const Device* candidate) { return candidate->context() == context; });
-      device = found == devices_.end() ? nullptr : *found;
-    }
-  }
+  Device* device = device_of(stream, provider, ordinal);
   if (device == nullptr) {
-    throw Error(Kind::kInvalid, "the stream belongs to another device than the fence, which concerns " +
-                                    devices_.front()->name() +
-                                    "; wait on a stream of that device, or call synchronize()");
+    std::string names;
+    for (const Device* one : devices_) names += (names.empty() ? "" : ", ") + one->name();
+    throw Error(Kind::kInvalid, "the stream belongs to another device than the fence, which concerns " + names +
+                                    "; wait on a stream of such a device, or call synchronize()");
   }
   const Device::Scope scope(*device);
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  driver.check<Call::cuStreamIsCapturing>(stream, &status);
-  if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
+  Driver& driver = device->driver();
+  if (is_capturing(driver, stream)) {
     throw Error(Kind::kCapture,
                 "the stream is being captured into a CUDA graph, and a wait for work outside the capture would "
                 "break it; wait on the fence before the capture begins");
   }
-  for (const auto& event : events_) driver.check<Call::cuStreamWaitEvent>(stream, event->get(), 0U);
+  for (const auto& event : events_) {
+    if (event->device().driver().provider() == provider) {
+      driver.check<Call::cuStreamWaitEvent>(stream, event->get(), 0U);
+    } else {
+      const Device::Scope other(event->device());
+      static_cast<void>(wait_for(*event, -1, {}));
+    }
+  }
 }
 
 bool Fence::synchronize(double timeout, const Interrupt& interrupt) const {

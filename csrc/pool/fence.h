@@ -16,10 +16,11 @@ class Fence {
       : devices_(std::move(devices)), events_(std::move(events)) {}
 
   // Work submitted to `stream` later runs after the restore; the host is not held.
-  // `ordinal` is the stream's device, -1 when unknown. Throws kInvalid for a stream of a device the
-  // fence does not concern, kCapture when the stream is being captured (the wait would break it).
-  // CUDA Driver API, cuStreamWaitEvent.
-  void wait(CUstream stream, int ordinal) const;
+  // The stream is one of `provider`; `ordinal` is its device, -1 when unknown. Where the fence concerns
+  // devices of another provider too, the host waits for those, as no stream can.
+  // Throws kInvalid for a stream of a device the fence does not concern, kCapture when the stream is
+  // being captured (the wait would break it). CUDA Driver API, cuStreamWaitEvent.
+  void wait(CUstream stream, Provider provider, int ordinal) const;
   // Holds the host until the restore has ended. False when `timeout` seconds (negative: no limit)
   // pass first. Throws what the restore failed with.
   bool synchronize(double timeout, const Interrupt& interrupt) const;
@@ -28,7 +29,12 @@ class Fence {
   // no cuCtxWaitEvent (before CUDA 12.5) the host waits instead; returns whether it did.
   bool order_contexts() const;
 
+  const std::vector<std::shared_ptr<Event>>& events() const { return events_; }
+  bool concerns(Provider provider) const;
+
  private:
+  Device* device_of(CUstream stream, Provider provider, int ordinal) const;
+
   std::vector<Device*> devices_;
   std::vector<std::shared_ptr<Event>> events_;
 };

@@ -1,83 +1,139 @@
 // Giving blocks and segments back: by event, without stopping the device, and never by throwing.
 #include <algorithm>
-#include <atomic>
 
 #include "base/problems.h"
 #include "base/process.h"
 #include "pool/pool.h"
 
 namespace fencepool {
+namespace {
 
-void Pool::give_back(Segment& segment, std::size_t offset, std::size_t size) noexcept {
+// Events waited for at once. While the device is busy, later frees share the next one.
+constexpr std::size_t kBatches = 8;
+
+}  // namespace
+
+void Pool::give_back(const Place& place) noexcept {
   if (process::is_forked_child()) return;
   try {
     const Lock lock(mutex_);
-    freed_.push_back({&segment, offset, size, nullptr});
-    if (claimed_for_ != nullptr) return;  // the transition sees to it when it ends
-    const Device::Scope scope(device_);
-    reap(/*is_idle=*/state_ == State::kPaused);
+    freed_.push_back(place);
+    if (claimed_for_ != nullptr) return;  // the claimant sees to it when it is done
+    if (state_ == State::kPaused) {
+      reap_idle();
+    } else {
+      reap();
+    }
   } catch (const std::exception& error) {
-    problems::record(describe() + ": a freed block is kept for now: " + error.what());
+    problems::record({tag_, ": a freed block is kept: ", error.what()});
   }
+}
+
+void Pool::release(const Place& place) {
+  place.segment->extents.give_back(place.offset, place.size);  // may throw; nothing has changed then
+  if (--place.segment->live_blocks == 0) segments_.erase(place.segment->range.address());
 }
 
 // Records the device's work so far behind the blocks freed since the last time. While a stream of
 // the device captures, a context-wide record would break the capture: later, then. The same where
 // the driver has no cuCtxRecordEvent: those blocks wait for the next pause, or for memory to run out.
 void Pool::order_freed() {
-  const auto is_unordered = [](const Freed& freed) { return freed.after == nullptr; };
-  if (std::none_of(freed_.begin(), freed_.end(), is_unordered)) return;
-  if (!device_.driver().has<Call::cuCtxRecordEvent>() || device_.is_capturing()) return;
-  const auto event = std::make_shared<Event>(device_);
-  device_.driver().check<Call::cuCtxRecordEvent>(device_.context(), event->get());
-  for (Freed& freed : freed_) {
-    if (freed.after == nullptr) freed.after = event;
-  }
+  if (freed_.empty() || freed_batches_.size() >= kBatches) return;
+  if (!device_.driver().has<Call::cuCtxRecordEvent>()) return;
+  const Device::Scope scope(device_);
+  if (device_.is_capturing()) return;
+  FreedBatch batch{std::make_shared<Event>(device_), {}};
+  device_.driver().check<Call::cuCtxRecordEvent>(device_.context(), batch.after->get());
+  freed_batches_.push_back(std::move(batch));  // may throw; the blocks are still in freed_ then
+  freed_batches_.back().places.swap(freed_);
 }
 
-// Gives back the freed blocks whose last work has ended; all of them when the device is idle for
-// this pool. Needs a Device::Scope.
-void Pool::reap(bool is_idle) {
-  if (freed_.empty()) return;
+// Gives back the freed blocks whose last work has ended.
+void Pool::reap() noexcept {
+  if (freed_.empty() && freed_batches_.empty()) return;
   try {
-    if (!is_idle) order_freed();
-    for (std::size_t i = 0; i < freed_.size();) {
-      const Freed freed = freed_[i];
-      if (!is_idle && (freed.after == nullptr || !freed.after->is_done())) {
-        ++i;
-        continue;
+    const Device::Scope scope(device_);
+    for (bool is_ordered = false;; is_ordered = true) {
+      // Context-wide events complete in the order they were recorded: the first says it for the rest.
+      while (!freed_batches_.empty() && freed_batches_.front().after->is_done()) {
+        auto& places = freed_batches_.front().places;
+        for (; !places.empty(); places.pop_back()) release(places.back());
+        freed_batches_.pop_front();
       }
-      freed.segment->extents.give_back(freed.offset, freed.size);  // may throw; nothing has changed then
-      freed_[i] = freed_.back();
-      freed_.pop_back();
-      if (--freed.segment->live_blocks == 0) segments_.erase(freed.segment->range.address());
+      if (is_ordered) return;
+      order_freed();
     }
   } catch (const std::exception& error) {
-    problems::record(describe() + ": freed memory is kept for now: " + error.what());
+    problems::record({tag_, ": freed memory is kept for now: ", error.what()});
   }
 }
 
-// Waits for the last work of what was freed. False when nothing was waiting.
-bool Pool::wait_for_freed() {
+// Gives back everything freed: nothing on the device uses this pool.
+void Pool::reap_idle() noexcept {
+  try {
+    for (; !freed_batches_.empty(); freed_batches_.pop_front()) {
+      auto& places = freed_batches_.front().places;
+      for (; !places.empty(); places.pop_back()) release(places.back());
+    }
+    for (; !freed_.empty(); freed_.pop_back()) release(freed_.back());
+  } catch (const std::exception& error) {
+    problems::record({tag_, ": freed memory is kept for now: ", error.what()});
+  }
+}
+
+// Waits for the last work of what was freed so far, and gives it back. False when there was nothing, or
+// when a capture forbids to find out. Needs a Device::Scope, and no lock while it waits.
+bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
+  const bool can_record = device_.driver().has<Call::cuCtxRecordEvent>();
   std::vector<std::shared_ptr<Event>> events;
-  bool is_unordered = false;
+  std::vector<Place> unordered;  // this driver can only stop the device for them
   {
     const Lock lock(mutex_);
-    if (freed_.empty()) return false;
-    for (const Freed& freed : freed_) {
-      if (freed.after != nullptr) events.push_back(freed.after);
-      is_unordered = is_unordered || freed.after == nullptr;
+    if (freed_.empty() && freed_batches_.empty()) return false;
+    if (claimed_for_ != nullptr && !is_claimant) return true;  // its end gives them back
+    if (can_record) {
+      order_freed();
+      for (const FreedBatch& batch : freed_batches_) events.push_back(batch.after);
+    } else {
+      if (device_.is_capturing()) return false;
+      unordered.swap(freed_);
     }
   }
-  if (is_unordered) {
-    if (device_.is_capturing()) return false;
-    // Only drivers without cuCtxRecordEvent get here: stopping the device is all they offer.
-    device_.driver().check<Call::cuCtxSynchronize>();
+  const auto put_back = [&] {
+    freed_.insert(freed_.end(), unordered.begin(), unordered.end());
+    unordered.clear();
+  };
+  try {
+    if (!can_record) device_.driver().check<Call::cuCtxSynchronize>();
+    for (const auto& event : events) static_cast<void>(wait_for(*event, -1, interrupt));
+  } catch (...) {
     const Lock lock(mutex_);
-    reap(/*is_idle=*/false);
+    put_back();
+    throw;
   }
-  for (const auto& event : events) static_cast<void>(wait_for(*event, -1, {}));
+  const Lock lock(mutex_);
+  if (claimed_for_ != nullptr && !is_claimant) {
+    put_back();
+  } else {
+    for (; !unordered.empty(); unordered.pop_back()) release(unordered.back());
+    reap();
+  }
   return true;
+}
+
+std::size_t Pool::freed_bytes() const {
+  std::size_t bytes = 0;
+  for (const Place& place : freed_) bytes += place.size;
+  for (const FreedBatch& batch : freed_batches_) {
+    for (const Place& place : batch.places) bytes += place.size;
+  }
+  return bytes;
+}
+
+std::size_t Pool::freed_count() const {
+  std::size_t count = freed_.size();
+  for (const FreedBatch& batch : freed_batches_) count += batch.places.size();
+  return count;
 }
 
 }  // namespace fencepool

@@ -1,81 +1,91 @@
-#include "backup/provision.h"
 #include "base/clock.h"
 #include "base/problems.h"
 #include "pool/claims.h"
+#include "pool/copy_out.h"
 #include "pool/quiesce.h"
 
 namespace fencepool {
 namespace {
 
-// One pool's copy to its backup. Until it is kept, its death ends the copies and takes the new host
-// memory away again.
-class CopyOut {
- public:
-  explicit CopyOut(Pool::Claim& claim)
-      : claim_(claim), image_(claim.plan_image()), provision_(claim.buffer(), Pool::Claim::image_bytes(image_)) {}
-  ~CopyOut() {
-    if (is_running_ && !drain(claim_)) {
-      problems::record(claim_.pool().describe() + ": a copy could not be awaited; its host memory is leaked");
-      provision_.leak();
-    }
+constexpr const char* kUnchanged = "Nothing was changed; pause again";
+constexpr const char* kHostIsFull =
+    "Nothing was changed. Free host memory, raise the container's limit, or use a pool with backup=\"none\"";
+
+// Adds the pool at work to whatever `work` fails with.
+template <class Work>
+auto explained(const Pool::Claim& claim, std::size_t bytes, Work work) {
+  try {
+    return work();
+  } catch (Error& error) {
+    claim.pool().explain(error, bytes, error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
+    throw;
   }
-  CopyOut(const CopyOut&) = delete;
-  CopyOut& operator=(const CopyOut&) = delete;
+}
 
-  // Submits the copies, each as soon as the host memory it goes to is ready. Needs a Device::Scope.
-  void start() {
-    const CUstream stream = claim_.stream().get();
-    is_running_ = true;
-    for (const Segment* segment : claim_.segments()) {
-      for (const Pool::Claim::Piece& piece : image_.at(segment->serial)) copy(segment->range.address(), piece, stream);
-    }
-  }
+std::size_t bytes_of(const Pool::Claim& claim) {
+  std::size_t bytes = 0;
+  for (const Segment* segment : claim.segments()) bytes += segment->range.size();
+  return bytes;
+}
 
-  void finish() {
-    claim_.stream().synchronize();
-    is_running_ = false;
-    provision_.keep();
-    claim_.set_image(std::move(image_));
-  }
-
-  double seconds_waited() const { return seconds_waited_; }  // for host memory
-  std::size_t bytes() const { return bytes_; }
-  Pool::Claim& claim() const { return claim_; }
-
- private:
-  void copy(CUdeviceptr from, const Pool::Claim::Piece& piece, CUstream stream) {
-    for (std::size_t done = 0; done < piece.size;) {
-      const HostBuffer::Place place = claim_.buffer().place(piece.position + done, piece.size - done);
-      Stopwatch watch;
-      provision_.wait(place.chunk);
-      seconds_waited_ += watch.lap();
-      claim_.device().driver().check<Call::cuMemcpyDtoHAsync>(static_cast<void*>(place.address),
-                                                              from + piece.offset + done, place.size, stream);
-      done += place.size;
-      bytes_ += place.size;
-    }
-  }
-
-  Pool::Claim& claim_;
-  Pool::Claim::Image image_;
-  Provision provision_;
-  bool is_running_ = false;
-  double seconds_waited_ = 0;
-  std::size_t bytes_ = 0;
+struct CopySeconds {
+  double provision = 0;
+  double copy = 0;
 };
 
-// Maps again what was unmapped; the physical memory was kept, contents and all.
+// Brings the contents of every pool with a backup there. When that fails, host memory that such a pool
+// would not have kept between cycles is given back too.
+CopySeconds copy_out(Claims& claims) {
+  Stopwatch watch;
+  CopySeconds seconds;
+  try {
+    std::vector<std::unique_ptr<CopyOut>> copies;
+    for (const auto& claim : claims) {
+      // A paused pool gets here only to give up memory it still holds: its contents are backed up.
+      if (claim->policy().backup != Backup::kHost || claim->state() == State::kPaused) continue;
+      explained(*claim, bytes_of(*claim), [&] {
+        const Device::Scope scope(claim->device());
+        copies.push_back(std::make_unique<CopyOut>(*claim));
+        copies.back()->start();
+      });
+    }
+    for (const auto& copy : copies) {
+      explained(copy->claim(), copy->bytes(), [&] {
+        const Device::Scope scope(copy->claim().device());
+        copy->finish();
+      });
+      seconds.provision += copy->seconds_waited();
+      claims.report_of(copy->claim()).bytes_copied = copy->bytes();
+    }
+  } catch (const std::exception&) {
+    for (const auto& claim : claims) {
+      if (!claim->policy().is_retained && claim->state() == State::kActive) claim->buffer().clear();
+    }
+    throw;
+  }
+  seconds.copy = watch.lap() - seconds.provision;
+  return seconds;
+}
+
+// Maps again what was unmapped; the physical memory was kept, contents and all. A pool for which that
+// fails counts as paused, its contents in the memory it keeps: resume() carries on there.
 void map_again(Claims& claims, Error& error) noexcept {
   for (const auto& claim : claims) {
-    for (Segment* segment : claim->segments()) {
-      if (segment->mapping != nullptr) continue;
-      try {
+    if (claim->state() == State::kPaused) continue;  // it was paused before
+    try {
+      for (Segment* segment : claim->segments()) {
+        if (segment->mapping != nullptr) continue;
         segment->mapping = std::make_unique<Mapping>(segment->range, *segment->physical);
-      } catch (const Error& second) {
-        // Its memory is kept: the pool counts as paused, and resume() maps it again.
-        claim->set_state(State::kPaused);
-        error.add_note("while undoing: " + second.message + "; " + claim->pool().describe() +
+      }
+    } catch (const std::exception& second) {
+      claim->set_state(State::kPaused);
+      problems::record({claim->pool().tag(), ": is paused after a failed pause: ", second.what()});
+      try {
+        for (Segment* segment : claim->segments()) segment->has_contents_kept = segment->physical != nullptr;
+        error.add_note("while undoing: " + std::string(second.what()) + "; " + claim->pool().describe() +
                        " is paused now, its contents still in device memory; resume() brings it back");
+      } catch (const std::exception&) {
+        problems::record({claim->pool().tag(), ": no memory to say so in the error"});
       }
     }
   }
@@ -83,12 +93,11 @@ void map_again(Claims& claims, Error& error) noexcept {
 
 void unmap_all(Claims& claims) {
   for (const auto& claim : claims) {
-    const Device::Scope scope(claim->device());
     for (Segment* segment : claim->segments()) {
       if (segment->mapping == nullptr) continue;
       if (const CUresult status = segment->mapping->unmap(); status != CUDA_SUCCESS) {
         Error error = claim->device().driver().failure(Call::cuMemUnmap, status);
-        claim->pool().explain(error, segment->range.size(), "Nothing was changed; pause again");
+        claim->pool().explain(error, segment->range.size(), kUnchanged);
         map_again(claims, error);
         throw error;
       }
@@ -98,11 +107,11 @@ void unmap_all(Claims& claims) {
 }
 
 // Gives all physical memory back. What the driver refuses twice stays with its segment, for the next
-// resume; when it refuses the very first, everything is mapped again and the error thrown.
+// pause or resume. When it refuses the very first, everything is mapped again and the error thrown;
+// after the first success nothing is thrown any more.
 void release_all(Claims& claims, TransitionReport& report) {
   bool is_any_released = false;
   for (const auto& claim : claims) {
-    const Device::Scope scope(claim->device());
     PoolTransition& transition = claims.report_of(*claim);
     for (Segment* segment : claim->segments()) {
       if (segment->physical == nullptr) continue;
@@ -111,19 +120,20 @@ void release_all(Claims& claims, TransitionReport& report) {
       if (status != CUDA_SUCCESS) status = segment->physical->release();
       if (status == CUDA_SUCCESS) {
         segment->physical.reset();
+        segment->has_contents_kept = false;
         is_any_released = true;
         transition.bytes += size;
         continue;
       }
-      Error error = claim->device().driver().failure(Call::cuMemRelease, status);
       if (!is_any_released) {
-        claim->pool().explain(error, size, "Nothing was changed; pause again");
+        Error error = claim->device().driver().failure(Call::cuMemRelease, status);
+        claim->pool().explain(error, size, kUnchanged);
         map_again(claims, error);
         throw error;
       }
+      segment->has_contents_kept = true;
       report.unreleased_bytes += size;
-      report.notes.push_back(claim->pool().describe() + ": " + error.message + "; " + format_bytes(size) +
-                             " stay held until the next resume");
+      problems::record({claim->pool().tag(), ": cuMemRelease was refused twice; the memory stays held for now"});
     }
   }
 }
@@ -134,7 +144,7 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   process::require_owner();
   TransitionReport report;
   Stopwatch watch;
-  Claims claims(std::move(pools), State::kPaused, "pausing", report);
+  Claims claims(std::move(pools), State::kPaused, "pausing", options.interrupt, report);
   if (claims.is_empty()) {
     report.seconds = {{"total", watch.total()}};
     return report;
@@ -143,45 +153,35 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   claims.note_memory_before();
   watch.lap();
   quiesce(claims.devices(), options.timeout, options.interrupt);
-  for (const auto& claim : claims) {
-    const Device::Scope scope(claim->device());
-    claim->reap_idle();
-  }
+  for (const auto& claim : claims) claim->reap_idle();
   const double quiesced = watch.lap();
+  const CopySeconds copied = copy_out(claims);
+  watch.lap();
 
-  double provisioned = 0;
-  {
-    std::vector<std::unique_ptr<CopyOut>> copies;
-    try {
-      for (const auto& claim : claims) {
-        if (claim->policy().backup != Backup::kHost) continue;
-        const Device::Scope scope(claim->device());
-        copies.push_back(std::make_unique<CopyOut>(*claim));
-        copies.back()->start();
-      }
-      for (const auto& copy : copies) {
-        const Device::Scope scope(copy->claim().device());
-        copy->finish();
-        provisioned += copy->seconds_waited();
-        claims.report_of(copy->claim()).bytes_copied = copy->bytes();
-      }
-    } catch (Error& error) {
-      if (error.kind == Kind::kDriver) error.message += ". Nothing was changed; pause again";
-      throw;
-    }
-  }
-  const double copied = watch.lap();
+  // From here on everything that can fail otherwise than by a driver call is ready beforehand.
+  const Scopes scopes(claims.devices());
+  report.seconds = {{"quiesce", quiesced}, {"provision", copied.provision}, {"copy", copied.copy},
+                    {"unmap", 0.0},        {"release", 0.0},                {"total", 0.0}};
+  std::vector<Phases> own(static_cast<std::size_t>(claims.end() - claims.begin()), report.seconds);
+
   unmap_all(claims);
   const double unmapped = watch.lap();
   release_all(claims, report);
   const double released = watch.lap();
-  claims.note_memory_after();
+  for (const auto& claim : claims) claim->set_state(State::kPaused);
 
-  report.seconds = {{"quiesce", quiesced},   {"provision", provisioned}, {"copy", copied - provisioned},
-                    {"unmap", unmapped},     {"release", released},      {"total", watch.total()}};
+  claims.note_memory_after();
+  const double total = watch.total();
+  const auto complete = [&](Phases& seconds) {
+    seconds[3].second = unmapped;
+    seconds[4].second = released;
+    seconds[5].second = total;
+  };
+  complete(report.seconds);
+  std::size_t next = 0;
   for (const auto& claim : claims) {
-    claim->set_state(State::kPaused);
-    claim->set_last_pause(report.seconds);
+    complete(own[next]);
+    claim->set_last_pause(std::move(own[next++]));
   }
   return report;
 }

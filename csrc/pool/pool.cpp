@@ -1,26 +1,11 @@
 #include "pool/pool.h"
 
-#include <algorithm>
-#include <atomic>
-
 #include "backup/provision.h"
 #include "base/problems.h"
 #include "base/process.h"
 #include "pool/claim.h"
 
 namespace fencepool {
-namespace {
-
-std::size_t round_up(std::size_t size, std::size_t step) { return (size + step - 1) / step * step; }
-
-std::uint64_t next_serial() {
-  static std::atomic<std::uint64_t> serial{0};
-  return ++serial;
-}
-
-}  // namespace
-
-Block::~Block() { pool_->give_back(*segment_, offset_, size_); }
 
 Pool::Pool(std::uint64_t id, std::string tag, Device& device, Policy policy)
     : id_(id), tag_(std::move(tag)), device_(device), policy_(policy), buffer_(device) {}
@@ -29,149 +14,51 @@ Pool::~Pool() = default;
 
 std::string Pool::describe() const { return "pool '" + tag_ + "' on " + device_.name(); }
 
-void Pool::explain(Error& error, std::size_t wanted, const std::string& advice) const noexcept {
+void Pool::explain(Error& error, std::size_t wanted, const char* advice) const noexcept {
   try {
     error.pool = tag_;
-    error.wanted = wanted;
+    if (error.wanted == 0) error.wanted = wanted;
     std::string text = describe() + ": " + error.message;
-    if (error.kind == Kind::kOutOfMemory) {
+    if (error.kind == Kind::kOutOfMemory || error.kind == Kind::kDriver) {
       const Device::Scope scope(device_);
       error.free = device_.memory().free;
-      text += "; " + format_bytes(wanted) + " wanted, " + format_bytes(error.free) + " free";
-      if (wanted > error.free) text += ", " + format_bytes(wanted - error.free) + " missing";
+      text += error.wanted == 0 ? "; " : "; " + format_bytes(error.wanted) + " wanted, ";
+      text += format_bytes(error.free) + " free";
+      if (error.kind == Kind::kOutOfMemory && error.wanted > error.free) {
+        text += ", " + format_bytes(error.wanted - error.free) + " missing";
+      }
     }
     error.message = text + ". " + advice;
-  } catch (const std::exception&) {
-    problems::record("an error of " + tag_ + " could not be explained in full");
+  } catch (const std::exception& second) {
+    problems::record({tag_, ": an error could not be explained in full: ", second.what()});
   }
 }
 
-void Pool::wait_until_unclaimed() {
-  while (claimed_for_ != nullptr) unclaimed_.wait(mutex_);
-}
-
-void Pool::require_allocatable() {
-  wait_until_unclaimed();
-  if (is_closed_) throw Error(Kind::kInvalid, describe() + " is closed; fencepool.pool() makes a new one");
-  if (state_ == State::kPaused) {
-    Error error(Kind::kPaused, describe() + " is paused and takes no new memory; resume(\"" + tag_ + "\") first");
-    error.pool = tag_;
-    throw error;
-  }
-}
-
-std::unique_ptr<Segment> Pool::make_segment(std::size_t size) {
-  auto segment = std::make_unique<Segment>(device_, round_up(size, device_.granularity()), next_serial());
-  segment->physical = std::make_unique<Physical>(device_, segment->range.size());
-  segment->mapping = std::make_unique<Mapping>(segment->range, *segment->physical);
-  return segment;
-}
-
-Segment& Pool::insert(std::unique_ptr<Segment> segment) {
-  const CUdeviceptr address = segment->range.address();
-  return *segments_.emplace(address, std::move(segment)).first->second;
-}
-
-template <class Make>
-auto Pool::retry_when_freed(Make make) {
-  process::require_owner();
-  const Device::Scope scope(device_);
-  try {
-    return make();
-  } catch (const Error& error) {
-    if (error.kind != Kind::kOutOfMemory || !wait_for_freed()) throw;
-  }
-  return make();
-}
-
-Segment& Pool::shared_segment(std::size_t size, std::size_t* offset) {
-  std::size_t shared_bytes = 0;
-  for (const auto& [address, segment] : segments_) {
-    if (!segment->is_shared) continue;
-    shared_bytes += segment->range.size();
-    if (const auto place = segment->extents.take(size)) {
-      *offset = *place;
-      return *segment;
+// Waits for the claimant, without the lock while it looks for a reason to stop.
+void Pool::wait_until_unclaimed(const Interrupt& interrupt) {
+  while (claimed_for_ != nullptr) {
+    if (claimant_ == std::this_thread::get_id()) {
+      Error error(Kind::kBusy, describe() + " is " + claimed_for_ +
+                                   " on this very thread, which would wait for itself: do not change pools from "
+                                   "a signal handler");
+      error.pool = tag_;
+      throw error;
     }
-  }
-  // As large as all before it together, so that many small blocks need few segments.
-  auto segment = make_segment(std::clamp(shared_bytes, device_.granularity(), kLargestShared));
-  segment->is_shared = true;
-  *offset = *segment->extents.take(size);
-  return insert(std::move(segment));
-}
-
-std::unique_ptr<Block> Pool::allocate(std::size_t size) {
-  const std::size_t padded = round_up(size, kAlignment);
-  const auto make = [&] {
-    const Lock lock(mutex_);
-    require_allocatable();
-    reap(/*is_idle=*/false);
-    std::size_t offset = 0;
-    Segment* segment = nullptr;
-    if (padded < kOwnSegment) {
-      segment = &shared_segment(padded, &offset);
-    } else {
-      auto own = make_segment(padded);
-      offset = *own->extents.take(padded);
-      segment = &insert(std::move(own));
+    unclaimed_.wait_for(mutex_, std::chrono::milliseconds(50));
+    if (!interrupt || claimed_for_ == nullptr) continue;
+    mutex_.unlock();
+    try {
+      interrupt();
+    } catch (...) {
+      mutex_.lock();
+      throw;
     }
-    ++segment->live_blocks;
-    return std::make_unique<Block>(shared_from_this(), *segment, offset, padded);
-  };
-  try {
-    return retry_when_freed(make);
-  } catch (Error& error) {
-    if (error.kind == Kind::kOutOfMemory || error.kind == Kind::kDriver) {
-      explain(error, padded, "Nothing was allocated; pause another pool or free tensors, then try again");
-    }
-    throw;
-  }
-}
-
-std::vector<std::unique_ptr<Block>> Pool::allocate_batch(const std::vector<std::size_t>& sizes) {
-  std::size_t total = 0;
-  for (const std::size_t size : sizes) total += round_up(size, kAlignment);
-  const auto make = [&] {
-    const Lock lock(mutex_);
-    require_allocatable();
-    reap(/*is_idle=*/false);
-    // Everything that can fail comes before anything is shared with the pool.
-    std::vector<std::unique_ptr<Segment>> made;
-    std::vector<std::pair<Segment*, std::size_t>> places;
-    places.reserve(sizes.size());
-    for (std::size_t first = 0; first < sizes.size();) {
-      std::size_t bytes = 0;
-      std::size_t last = first;
-      while (last < sizes.size() && (last == first || bytes + round_up(sizes[last], kAlignment) <= kBatchSegment)) {
-        bytes += round_up(sizes[last++], kAlignment);
-      }
-      made.push_back(make_segment(bytes));
-      for (; first < last; ++first) {
-        places.emplace_back(made.back().get(), *made.back()->extents.take(round_up(sizes[first], kAlignment)));
-      }
-    }
-    std::vector<std::unique_ptr<Block>> blocks;
-    blocks.reserve(sizes.size());
-    for (auto& segment : made) insert(std::move(segment));
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      ++places[i].first->live_blocks;
-      blocks.push_back(std::make_unique<Block>(shared_from_this(), *places[i].first, places[i].second,
-                                               round_up(sizes[i], kAlignment)));
-    }
-    return blocks;
-  };
-  try {
-    return retry_when_freed(make);
-  } catch (Error& error) {
-    if (error.kind == Kind::kOutOfMemory || error.kind == Kind::kDriver) {
-      explain(error, total, "Nothing was allocated; pause another pool or free tensors, then try again");
-    }
-    throw;
+    mutex_.lock();
   }
 }
 
 bool Pool::contains(CUdeviceptr address) const {
+  process::require_owner();
   const Lock lock(mutex_);
   const auto after = segments_.upper_bound(address);
   if (after == segments_.begin()) return false;
@@ -179,85 +66,92 @@ bool Pool::contains(CUdeviceptr address) const {
   return address < range.address() + range.size();
 }
 
-std::size_t Pool::used_bytes() const {
-  std::size_t bytes = 0;
-  for (const auto& [address, segment] : segments_) bytes += segment->extents.taken_bytes();
-  for (const Freed& freed : freed_) bytes -= freed.size;
-  return bytes;
+bool Pool::is_closed() const {
+  const Lock lock(mutex_);
+  return is_closed_;
 }
 
 PoolStatus Pool::status() {
   process::require_owner();
   const Lock lock(mutex_);
   PoolStatus status;
-  if (claimed_for_ == nullptr) {
-    if (!freed_.empty()) {
-      const Device::Scope scope(device_);
-      reap(/*is_idle=*/state_ == State::kPaused);
-    }
-    for (const auto& [address, segment] : segments_) {
-      if (segment->physical != nullptr) status.bytes_mapped += segment->range.size();
-    }
-  } else if (state_ == State::kActive) {
-    // Mid-way, the claimant may be changing the segments: report what holds until it is done.
-    for (const auto& [address, segment] : segments_) status.bytes_mapped += segment->range.size();
-  }
-  status.state = claimed_for_ != nullptr ? claimed_for_ : state_ == State::kActive ? "active" : "paused";
+  const bool is_settled = claimed_for_ == nullptr;
+  if (is_settled && state_ == State::kActive) reap();
+  status.state = !is_settled ? claimed_for_ : state_ == State::kActive ? "active" : "paused";
+  status.is_paused = state_ == State::kPaused;
   status.segments = segments_.size();
-  for (const auto& [address, segment] : segments_) status.bytes_reserved += segment->range.size();
-  status.bytes_used = used_bytes();
+  for (const auto& [address, segment] : segments_) {
+    status.bytes_reserved += segment->range.size();
+    status.bytes_used += segment->extents.taken_bytes();
+    // Mid-way the claimant may be changing this: then what held before it began is reported.
+    if (is_settled ? segment->physical != nullptr : state_ == State::kActive) {
+      status.bytes_mapped += segment->range.size();
+    }
+  }
+  status.bytes_used -= freed_bytes();
   status.bytes_backed_up = backed_up_;
   status.host_bytes = host_bytes_;
-  status.pending_frees = freed_.size();
+  status.pending_frees = freed_count();
   status.last_pause = last_pause_;
   status.last_resume = last_resume_;
   return status;
 }
 
-std::size_t Pool::prepare() {
+std::size_t Pool::prepare(const Interrupt& interrupt) {
+  process::require_owner();
   if (policy_.backup != Backup::kHost) return 0;
-  const Device::Scope scope(device_);
-  Claim claim(shared_from_this(), "preparing");
-  Provision provision(buffer_, Claim::image_bytes(claim.plan_image()));
-  provision.keep();
-  return provision.bytes_added();
+  try {
+    const Device::Scope scope(device_);
+    const Claim claim(shared_from_this(), "preparing", interrupt);
+    Provision provision(buffer_, Claim::image_bytes(claim.plan_image()));
+    provision.keep();
+    return provision.bytes_added();
+  } catch (Error& error) {
+    if (error.kind == Kind::kHostMemory || error.kind == Kind::kDriver) {
+      explain(error, 0, "Nothing was changed. Free host memory, or raise the container's limit");
+    }
+    throw;
+  }
 }
 
-std::size_t Pool::trim() {
+std::size_t Pool::trim(const Interrupt& interrupt) {
+  process::require_owner();
   const Device::Scope scope(device_);
-  Claim claim(shared_from_this(), "trimming");
+  const Claim claim(shared_from_this(), "trimming", interrupt);
   if (claim.state() == State::kPaused && policy_.backup == Backup::kHost) {
     Error error(Kind::kPaused, describe() + " is paused, and its contents are in the backup; resume it first");
     error.pool = tag_;
     throw error;
   }
-  if (restore_ != nullptr) static_cast<void>(restore_->synchronize(-1, {}));
+  claim.wait_for_restore(interrupt);
   const std::size_t bytes = buffer_.capacity();
   buffer_.clear();
   return bytes;
 }
 
-void Pool::close() {
+void Pool::close(const Interrupt& interrupt) {
+  process::require_owner();
   const Device::Scope scope(device_);
-  Claim claim(shared_from_this(), "closing");
-  if (restore_ != nullptr) static_cast<void>(restore_->synchronize(-1, {}));
-  static_cast<void>(wait_for_freed());
-  const Lock lock(mutex_);
-  reap(state_ == State::kPaused);
-  std::size_t blocks = 0;
-  for (const auto& [address, segment] : segments_) blocks += segment->live_blocks;
-  if (blocks > 0) {
-    Error error(Kind::kBusy, describe() + " still holds " + std::to_string(blocks) +
-                                 " live tensors; delete them before it is closed");
-    error.pool = tag_;
-    throw error;
+  const Claim claim(shared_from_this(), "closing", interrupt);
+  claim.wait_for_restore(interrupt);
+  static_cast<void>(wait_for_freed(/*is_claimant=*/true, interrupt));
+  {
+    const Lock lock(mutex_);
+    if (state_ == State::kPaused) reap_idle();
+    std::size_t blocks = 0;
+    for (const auto& [address, segment] : segments_) blocks += segment->live_blocks;
+    if (blocks > 0) {
+      Error error(Kind::kBusy, describe() + " still holds " + std::to_string(blocks) +
+                                   " live tensors; delete them before it is closed");
+      error.pool = tag_;
+      throw error;
+    }
+    is_closed_ = true;
   }
-  is_closed_ = true;
   stream_.reset();
   buffer_.clear();
   image_.clear();
   restore_.reset();
-  claim.set_state(State::kActive);
 }
 
 }  // namespace fencepool

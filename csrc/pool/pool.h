@@ -1,16 +1,19 @@
 // A pool: the segments that share a tag, a device and a policy; the unit of state.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "backup/host_buffer.h"
+#include "base/interrupt.h"
 #include "base/mutex.h"
 #include "owners/stream.h"
+#include "pool/block.h"
 #include "pool/fence.h"
 #include "pool/segment.h"
 
@@ -21,8 +24,8 @@ enum class Fill { kUndefined, kZero };
 
 struct Policy {
   Backup backup = Backup::kNone;
-  bool is_retained = true;        // keep the backup's host memory between cycles
-  Fill fill = Fill::kUndefined;   // what a pool without backup holds after a resume
+  bool is_retained = true;       // keep the backup's host memory between cycles
+  Fill fill = Fill::kUndefined;  // what a pool without backup holds after a resume
 };
 
 enum class State { kActive, kPaused };
@@ -32,6 +35,7 @@ using Phases = std::vector<std::pair<std::string, double>>;
 
 struct PoolStatus {
   std::string state;  // "active", "paused", or what it is in the middle of: "pausing", "resuming"
+  bool is_paused = false;           // settled: before a transition's end, what it was
   std::size_t segments = 0;
   std::size_t bytes_reserved = 0;   // of address space
   std::size_t bytes_mapped = 0;     // of device memory held
@@ -42,57 +46,37 @@ struct PoolStatus {
   Phases last_pause, last_resume;
 };
 
-class Pool;
-
-// A run of bytes handed out by a pool. It keeps its segment alive, and gives its bytes back when it
-// dies, on whatever thread: never takes the GIL, never throws, waits for no device work.
-class Block {
- public:
-  Block(std::shared_ptr<Pool> pool, Segment& segment, std::size_t offset, std::size_t size)
-      : pool_(std::move(pool)), segment_(&segment), offset_(offset), size_(size) {}
-  ~Block();
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-
-  CUdeviceptr address() const { return segment_->range.address() + offset_; }
-  std::size_t size() const { return size_; }  // bytes
-  const std::shared_ptr<Pool>& pool() const { return pool_; }
-
- private:
-  std::shared_ptr<Pool> pool_;
-  Segment* segment_;  // owned by the pool, alive as long as this block
-  std::size_t offset_;
-  std::size_t size_;
-};
-
 // Thread-safe. A transition claims the pool and works on its insides without the lock: allocations
 // wait for it, and what is freed meanwhile is put aside.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  static constexpr std::size_t kAlignment = 512;                   // bytes, of every block
-  static constexpr std::size_t kOwnSegment = std::size_t{1} << 20;   // a block this large gets one
+  static constexpr std::size_t kAlignment = 512;                      // bytes, of every block
+  static constexpr std::size_t kOwnSegment = std::size_t{1} << 20;    // a block this large gets one
   static constexpr std::size_t kLargestShared = std::size_t{64} << 20;
   static constexpr std::size_t kBatchSegment = std::size_t{1} << 30;  // of allocate_batch()
+  static constexpr std::size_t kLargest = std::size_t{1} << 47;       // no address space holds more
 
   Pool(std::uint64_t id, std::string tag, Device& device, Policy policy);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // A block of `size` > 0 bytes. Throws kPaused, kOutOfMemory; nothing has changed then.
-  std::unique_ptr<Block> allocate(std::size_t size) EXCLUDES(mutex_);
+  // A block of `size` > 0 bytes. Throws kPaused, kOutOfMemory, kInvalid; nothing has changed then.
+  std::unique_ptr<Block> allocate(std::size_t size, const Interrupt& interrupt) EXCLUDES(mutex_);
   // Blocks that will live and die together, packed into few large segments. All or none.
-  std::vector<std::unique_ptr<Block>> allocate_batch(const std::vector<std::size_t>& sizes) EXCLUDES(mutex_);
+  std::vector<std::unique_ptr<Block>> allocate_batch(const std::vector<std::size_t>& sizes,
+                                                     const Interrupt& interrupt) EXCLUDES(mutex_);
 
   bool contains(CUdeviceptr address) const EXCLUDES(mutex_);
   PoolStatus status() EXCLUDES(mutex_);
   // Provisions the backup for what is live now, ahead of the first pause. Returns bytes added.
-  std::size_t prepare() EXCLUDES(mutex_);
+  std::size_t prepare(const Interrupt& interrupt) EXCLUDES(mutex_);
   // Gives the backup's host memory back; only while active (else it holds the contents: throws
   // kPaused). Waits for the restore that reads it. Returns bytes given back.
-  std::size_t trim() EXCLUDES(mutex_);
+  std::size_t trim(const Interrupt& interrupt) EXCLUDES(mutex_);
   // Gives everything back. Throws kBusy while blocks live. The pool cannot be used afterwards.
-  void close() EXCLUDES(mutex_);
+  void close(const Interrupt& interrupt) EXCLUDES(mutex_);
+  bool is_closed() const EXCLUDES(mutex_);
 
   std::uint64_t id() const { return id_; }
   const std::string& tag() const { return tag_; }
@@ -100,33 +84,44 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const Policy& policy() const { return policy_; }
   std::string describe() const;  // "pool 'weights' on cuda:0"
   // Puts the pool, the bytes wanted and free, and what to do into an error on its way out.
-  void explain(Error& error, std::size_t wanted, const std::string& advice) const noexcept;
+  void explain(Error& error, std::size_t wanted, const char* advice) const noexcept;
 
-  // What a transition needs: the state, and the insides while the claim lasts.
+  // What a transition needs: the state, and the insides while the claim lasts. See claim.h.
   class Claim;
 
  private:
   friend class Block;
 
-  struct Freed {
+  // Where a block will lie. Until it is a Block, its bytes are taken and counted as live.
+  struct Place {
     Segment* segment;
     std::size_t offset;
     std::size_t size;
-    std::shared_ptr<Event> after;  // null: not ordered behind the device's work yet
+  };
+  // Blocks freed before an event was recorded behind the device's work.
+  struct FreedBatch {
+    std::shared_ptr<Event> after;
+    std::vector<Place> places;
   };
 
-  void wait_until_unclaimed() REQUIRES(mutex_);
-  void require_allocatable() REQUIRES(mutex_);
+  void wait_until_unclaimed(const Interrupt& interrupt) REQUIRES(mutex_);
+  void require_allocatable(const Interrupt& interrupt) REQUIRES(mutex_);
   std::unique_ptr<Segment> make_segment(std::size_t size) REQUIRES(mutex_);
-  Segment& insert(std::unique_ptr<Segment> segment) REQUIRES(mutex_);
-  template <class Make>
-  auto retry_when_freed(Make make) EXCLUDES(mutex_);
-  Segment& shared_segment(std::size_t size, std::size_t* offset) REQUIRES(mutex_);
-  void give_back(Segment& segment, std::size_t offset, std::size_t size) noexcept EXCLUDES(mutex_);
+  Place take_small(std::size_t size) REQUIRES(mutex_);
+  std::vector<Place> take_places(const std::vector<std::size_t>& sizes, bool is_batch, const Interrupt& interrupt)
+      EXCLUDES(mutex_);
+  std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
+                                                  const Interrupt& interrupt) EXCLUDES(mutex_);
+
+  // freeing.cpp
+  void give_back(const Place& place) noexcept EXCLUDES(mutex_);
+  void release(const Place& place) REQUIRES(mutex_);
   void order_freed() REQUIRES(mutex_);
-  void reap(bool is_idle) REQUIRES(mutex_);
-  bool wait_for_freed() EXCLUDES(mutex_);
-  std::size_t used_bytes() const REQUIRES(mutex_);
+  void reap() noexcept REQUIRES(mutex_);
+  void reap_idle() noexcept REQUIRES(mutex_);
+  bool wait_for_freed(bool is_claimant, const Interrupt& interrupt) EXCLUDES(mutex_);
+  std::size_t freed_bytes() const REQUIRES(mutex_);
+  std::size_t freed_count() const REQUIRES(mutex_);
 
   const std::uint64_t id_;
   const std::string tag_;
@@ -137,15 +132,20 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Condition unclaimed_;
   State state_ GUARDED_BY(mutex_) = State::kActive;
   const char* claimed_for_ GUARDED_BY(mutex_) = nullptr;  // "pausing"; null: unclaimed
+  std::thread::id claimant_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;
   std::map<CUdeviceptr, std::unique_ptr<Segment>> segments_ GUARDED_BY(mutex_);
-  std::vector<Freed> freed_ GUARDED_BY(mutex_);
+  std::vector<Place> freed_ GUARDED_BY(mutex_);             // not ordered behind the device's work yet
+  std::deque<FreedBatch> freed_batches_ GUARDED_BY(mutex_);  // oldest first
   Phases last_pause_ GUARDED_BY(mutex_);
   Phases last_resume_ GUARDED_BY(mutex_);
   std::size_t backed_up_ GUARDED_BY(mutex_) = 0;
   std::size_t host_bytes_ GUARDED_BY(mutex_) = 0;
+  // Segments up to this serial may still be written by the last restore: no block is taken from their
+  // gaps before its fence is done. 0: none.
+  std::uint64_t restoring_until_ GUARDED_BY(mutex_) = 0;
 
-  // Belongs to whoever has claimed the pool.
+  // Belongs to whoever has claimed the pool; `restore_` may be read under the lock while unclaimed.
   struct Piece {
     std::size_t offset;    // bytes from the segment's start
     std::size_t size;      // bytes

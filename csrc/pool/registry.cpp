@@ -32,7 +32,8 @@ std::shared_ptr<Pool> get_pool(Device& device, const std::string& tag, const Pol
   State& state = the_state();
   const Lock lock(state.mutex);
   for (const auto& pool : state.pools) {
-    if (&pool->device() == &device && pool->tag() == tag && is_same(pool->policy(), policy)) return pool;
+    const bool is_it = &pool->device() == &device && pool->tag() == tag && is_same(pool->policy(), policy);
+    if (is_it && !pool->is_closed()) return pool;
   }
   state.pools.push_back(std::make_shared<Pool>(state.next_id, tag, device, policy));
   ++state.next_id;
@@ -46,8 +47,8 @@ std::vector<std::shared_ptr<Pool>> pools() {
   return state.pools;
 }
 
-void close(const std::shared_ptr<Pool>& pool) {
-  pool->close();
+void close(const std::shared_ptr<Pool>& pool, const Interrupt& interrupt) {
+  pool->close(interrupt);
   State& state = the_state();
   const Lock lock(state.mutex);
   state.pools.erase(std::remove(state.pools.begin(), state.pools.end(), pool), state.pools.end());

@@ -15,6 +15,6 @@ std::shared_ptr<Pool> get_pool(Device& device, const std::string& tag, const Pol
 // In the order they were made.
 std::vector<std::shared_ptr<Pool>> pools();
 // Closes the pool and forgets it; throws kBusy while it has live tensors.
-void close(const std::shared_ptr<Pool>& pool);
+void close(const std::shared_ptr<Pool>& pool, const Interrupt& interrupt);
 
 }  // namespace fencepool::registry

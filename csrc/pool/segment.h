@@ -12,7 +12,7 @@ namespace fencepool {
 // Members die in reverse order: unmapped, memory given back, range freed.
 //
 // An active segment has both `physical` and `mapping`; a paused one has neither. In between, after a
-// driver call failed twice, it may keep `physical` (its contents with it): resume() carries on there.
+// driver call failed twice, a paused one may keep either: the next resume or pause carries on there.
 struct Segment {
   Segment(Device& device, std::size_t size, std::uint64_t serial_number)
       : range(device, size), extents(size), serial(serial_number) {}
@@ -21,9 +21,10 @@ struct Segment {
   std::unique_ptr<Physical> physical;
   std::unique_ptr<Mapping> mapping;
   Extents extents;
-  std::uint64_t serial;      // rises with each segment of the process: allocation order
+  std::uint64_t serial;            // rises with each segment of the process: allocation order
   std::size_t live_blocks = 0;
-  bool is_shared = false;    // small blocks that come later may lie in it
+  bool is_shared = false;          // small blocks that come later may lie in it
+  bool has_contents_kept = false;  // paused, yet `physical` still holds the contents
 };
 
 }  // namespace fencepool

@@ -1,6 +1,7 @@
 // Pausing and resuming sets of pools: all or nothing.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ namespace fencepool {
 
 // What happened to one pool.
 struct PoolTransition {
+  std::uint64_t id = 0;
   std::string tag;
   std::string device;
   Backup backup = Backup::kNone;
@@ -35,9 +37,12 @@ struct TransitionReport {
   std::shared_ptr<Fence> fence;           // a resume only
 };
 
+// Streams of devices that may be capturing, besides the watched ones.
+using StreamsByDevice = std::map<const Device*, std::vector<CUstream>>;
+
 struct PauseOptions {
-  double timeout = 60;             // seconds for the work in flight to end; negative: no limit
-  std::vector<CUstream> streams;   // that may be capturing, besides the watched ones
+  double timeout = 60;  // seconds for the work in flight to end; negative: no limit
+  StreamsByDevice streams;
   Interrupt interrupt;
 };
 
@@ -54,13 +59,16 @@ enum class Order { kContext, kExplicit };
 struct ResumeOptions {
   double wait = 0;                 // seconds to keep trying while another process gives memory back
   Order order = Order::kContext;
-  std::vector<CUstream> streams;
+  // Return only when restores on the embedded driver have ended: there the CPU itself runs what comes later.
+  bool is_host_held = false;
+  StreamsByDevice streams;
   Interrupt interrupt;
 };
 
 // Takes device memory for all `pools`, maps it where it was, submits the copies back, and orders the
 // devices' later work behind them. The host is not held for the copies.
 //
+// The fence covers pools that were active already too, as long as their own last restore is under way.
 // Nothing is committed before every step has succeeded: when one fails, what was taken is given back
 // and every pool is paused as it was, contents in its backup. Errors: kCapture, kOutOfMemory, kDriver.
 TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOptions& options);

@@ -11,6 +11,7 @@ Importing this package imports neither PyTorch nor CUDA.
 from typing import TYPE_CHECKING, Any
 
 from fencepool import errors, host_driver
+from fencepool._streams import watch_stream
 from fencepool._version import __version__
 from fencepool.errors import (
     CallbackError,
@@ -67,6 +68,7 @@ __all__ = [
     "pool",
     "resume",
     "status",
+    "watch_stream",
 ]
 
 

@@ -10,6 +10,7 @@ import torch
 from fencepool import _core
 from fencepool._tensors import storage_over, tensor_over
 from fencepool.errors import PoolPausedError
+from fencepool.pools import _retry_without_cache
 
 if TYPE_CHECKING:
     from fencepool.pools import Pool
@@ -28,12 +29,17 @@ def adopt(pool: Pool, owner: Any) -> None:
     """Move a module's parameters and buffers, or one tensor, into ``pool``. See :meth:`Pool.adopt`."""
     move = _plan(pool, _tensors_of(owner))
     keys = list(move.storages)
-    blocks = pool._core.allocate_batch([move.storages[key].nbytes() for key in keys])
+    sizes = [move.storages[key].nbytes() for key in keys]
+    blocks = _retry_without_cache(lambda: pool._core.allocate_batch(sizes))
     # Until the swap below nothing of the owner has changed: a failure just drops the new storages.
     moved: dict[StorageKey, torch.UntypedStorage] = {}
     for key, block in zip(keys, blocks, strict=True):
         moved[key] = storage_over(block, move.storages[key].nbytes())
-        moved[key].copy_(move.storages[key])
+        source = move.storages[key]
+        if source.device.type == "cuda" and str(source.device) != pool.torch_device:
+            # Pool memory is reachable from its own device only; another GPU would write to it directly.
+            source = source.cpu()  # type: ignore[no-untyped-call]
+        moved[key].copy_(source)
     swaps = [(tensor, _like(tensor, moved[_key(tensor)])) for tensor in move.tensors]
     with torch.no_grad():
         for tensor, replacement in swaps:
@@ -65,7 +71,7 @@ def _key(tensor: torch.Tensor) -> StorageKey:
 def _plan(pool: Pool, tensors: list[torch.Tensor]) -> _Move:
     """Check every tensor before anything changes, and find the storages to move."""
     move = _Move([], {})
-    paused = [other for other in _core.pools() if other.status()["state"] != "active"]
+    paused = [other for other in _core.pools() if other.status()["is_paused"]]
     for tensor in tensors:
         if _is_left_alone(pool, tensor):
             continue
@@ -94,6 +100,8 @@ def _is_left_alone(pool: Pool, tensor: torch.Tensor) -> bool:
             f"only dense tensors on a CPU or a CUDA device can be adopted, not a {tensor.layout} tensor "
             f"on {tensor.device}"
         )
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("a conjugate or negative view cannot be adopted; resolve_conj() or resolve_neg() it")
     if tensor.untyped_storage().nbytes() == 0:
         return True
     if tensor.untyped_storage().data_ptr() == 0:

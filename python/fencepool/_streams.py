@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fencepool import _core
+from fencepool._devices import parse_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fencepool._devices import DeviceName
 
-# PyTorch makes its side streams in one round-robin pool of 32 for each device and priority (c10/cuda,
-# CUDAStream.h), and they live as long as the process: 32 new Stream objects name every one of them.
+# PyTorch hands its side streams out in turn from a pool of 32 for each device and priority (c10/cuda,
+# CUDAStream.h), and they live as long as the process: drawing until 32 are known names every one.
 _TORCH_POOL = 32
-_TORCH_PRIORITIES = (0, -1)
+_MOST_DRAWS = 8 * _TORCH_POOL
 _watched: set[int] = set()
+_watching = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class StreamHandle:
 
     handle: int
     ordinal: int = -1
+    is_torch: bool = False
 
 
 def parse_stream(stream: Any) -> StreamHandle:
@@ -42,7 +46,7 @@ def parse_stream(stream: Any) -> StreamHandle:
             raise ValueError(f"a stream handle is not negative: {stream}")
         return StreamHandle(stream)
     if hasattr(stream, "cuda_stream"):
-        return StreamHandle(int(stream.cuda_stream), int(getattr(stream, "device_index", -1)))
+        return StreamHandle(int(stream.cuda_stream), int(getattr(stream, "device_index", -1)), is_torch=True)
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
         version, handle = protocol() if callable(protocol) else protocol
@@ -55,25 +59,50 @@ def parse_stream(stream: Any) -> StreamHandle:
     )
 
 
-def capture_candidates(devices: Iterable[DeviceName]) -> list[int]:
-    """Handles of PyTorch's current streams on those devices; its stream pools are watched from now on.
+def capture_candidates(devices: Iterable[DeviceName]) -> dict[int, list[int]]:
+    """Handles of PyTorch's current streams, by CUDA device; its stream pools are watched from now on.
 
     A pause and a resume ask these whether they are being captured, since a context-wide record or wait
-    would break the capture. A stream made outside PyTorch and captured outside it is not seen; then the
-    driver's own error says that the capture was broken.
+    would break the capture. For a stream made elsewhere there is :func:`watch_stream`.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return []
-    handles = []
+        return {}
+    current = {}
     for ordinal in sorted({device.ordinal for device in devices if device.provider == "cuda"}):
-        if ordinal not in _watched:
-            pool = [
-                torch.cuda.Stream(device=ordinal, priority=priority).cuda_stream
-                for priority in _TORCH_PRIORITIES
-                for _ in range(_TORCH_POOL)
-            ]
-            _core.watch_streams("cuda", ordinal, pool)
-            _watched.add(ordinal)
-        handles.append(int(torch.cuda.current_stream(ordinal).cuda_stream))
-    return [handle for handle in handles if handle != 0]
+        with _watching:
+            if ordinal not in _watched:
+                _core.watch_streams("cuda", ordinal, _torch_streams(torch, ordinal))
+                _watched.add(ordinal)
+        handle = int(torch.cuda.current_stream(ordinal).cuda_stream)
+        current[ordinal] = [handle] if handle != 0 else []
+    return current
+
+
+def watch_stream(stream: Any, device: Any = "cuda") -> None:
+    """Look at this stream too before a pause, a resume or a free touches the whole device.
+
+    For a stream that was made outside PyTorch and is captured into CUDA graphs. It must live as long as
+    the process. PyTorch's own streams are known already. Thread-safe.
+
+    Raises:
+        TypeError, ValueError: it is no stream, or no device.
+        DriverUnavailable: the device's driver cannot be used here.
+    """
+    parsed = parse_stream(stream)
+    where = parse_device(device)
+    _core.watch_streams(where.provider, where.ordinal, [parsed.handle])
+
+
+def _torch_streams(torch: Any, ordinal: int) -> list[int]:
+    """Every side stream PyTorch hands out on that device, of every priority."""
+    least, greatest = torch.cuda.Stream.priority_range()
+    handles: set[int] = set()
+    for priority in range(greatest, least + 1):
+        own: set[int] = set()
+        for _ in range(_MOST_DRAWS):
+            own.add(int(torch.cuda.Stream(device=ordinal, priority=priority).cuda_stream))
+            if len(own) == _TORCH_POOL:
+                break
+        handles |= own
+    return sorted(handles)

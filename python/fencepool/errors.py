@@ -5,6 +5,7 @@ Bad arguments raise ``ValueError`` or ``TypeError``; everything else derives fro
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,9 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     bases: tuple[type, ...] = (DriverError, MemoryError)
     if importlib.util.find_spec("torch") is not None:
-        bases = (DriverError, importlib.import_module("torch").OutOfMemoryError, MemoryError)
+        # A broken PyTorch must not hide that memory ran out.
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            bases = (DriverError, importlib.import_module("torch").OutOfMemoryError, MemoryError)
     made = type(
         "OutOfMemoryError",
         bases,

@@ -31,11 +31,20 @@ class Fence:
 
         Raises:
             TypeError: it is no stream.
-            ValueError: it belongs to a device that the resume did not concern.
+            ValueError: it belongs to a device that the resume did not concern, or cannot be told whose it is.
             CaptureError: it is being captured into a CUDA graph.
         """
         parsed = parse_stream(stream)
-        self._core.wait(parsed.handle, parsed.ordinal)
+        providers = self._core.providers
+        if parsed.is_torch:
+            self._core.wait(parsed.handle, "cuda", parsed.ordinal)
+        elif len(providers) > 1:
+            raise ValueError(
+                "the fence concerns GPUs and the embedded driver, and a plain stream handle does not say "
+                "whose it is; resume them apart, or call synchronize()"
+            )
+        elif providers:
+            self._core.wait(parsed.handle, providers[0], parsed.ordinal)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Hold the host until the restore has ended.

@@ -42,20 +42,21 @@ def configure(
         ValueError: it is no device of the embedded driver, or a negative size.
         TypeError: a value of the wrong type.
     """
+    _core.require_owner()
     where = parse_device(device)
     if where.provider != "host":
         raise ValueError(f"{device} is no device of the embedded driver; those are 'cpu' to 'cpu:3'")
-    now = _core.raw.settings(where.ordinal)
-    if memory_limit is not None:
-        now.memory_limit = _size("memory_limit", memory_limit)
-    if bandwidth is not None:
-        now.bandwidth = _size("bandwidth", bandwidth)
-    if poisoned is not None:
-        now.is_poisoned = _flag("poisoned", poisoned)
+    limit = None if memory_limit is None else _size("memory_limit", memory_limit)
+    rate = None if bandwidth is None else _size("bandwidth", bandwidth)
+    poison = None if poisoned is None else _flag("poisoned", poisoned)
     waits = None if host_waits is None else _flag("host_waits", host_waits)
-    _core.raw.set_settings(where.ordinal, now)
-    if waits is not None:
-        with _lock:
+    with _lock:
+        now = _core.raw.settings(where.ordinal)
+        now.memory_limit = now.memory_limit if limit is None else limit
+        now.bandwidth = now.bandwidth if rate is None else rate
+        now.is_poisoned = now.is_poisoned if poison is None else poison
+        _core.raw.set_settings(where.ordinal, now)
+        if waits is not None:
             (_not_waiting.discard if waits else _not_waiting.add)(str(where))
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    _Made = TypeVar("_Made")
     _Owner = TypeVar("_Owner", bound="torch.nn.Module | torch.Tensor")
 
 Backup = Literal["none", "host"]
@@ -74,7 +75,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """One of "active" and "paused", or what it is in the middle of: "pausing", "resuming", "preparing"."""
+        """Either "active" or "paused", or what it is in the middle of: "pausing", "resuming"."""
         return str(self._core.status()["state"])
 
     def __repr__(self) -> str:
@@ -109,7 +110,8 @@ class Pool:
         self._prepare_torch()
         if size == 0:
             return torch.empty(sizes, dtype=kind, device=self.torch_device)
-        return _tensors.tensor_over(_tensors.storage_over(self._core.allocate(size), size), kind, sizes)
+        block = _retry_without_cache(lambda: self._core.allocate(size))
+        return _tensors.tensor_over(_tensors.storage_over(block, size), kind, sizes)
 
     def adopt(self, owner: _Owner) -> _Owner:
         """Move a module's parameters and buffers, or one tensor, into the pool, and return the owner.
@@ -217,7 +219,7 @@ class Pool:
             _known.pop(self._core.id, None)
 
     def _prepare_torch(self) -> None:
-        # PyTorch first: the device's primary context is made with its settings.
+        # The streams to look at before a free are known from here on.
         if self._core.provider == "cuda":
             import torch
 
@@ -225,9 +227,23 @@ class Pool:
             capture_candidates([DeviceName("cuda", self._core.ordinal)])
 
 
+def _retry_without_cache(allocate: Callable[[], _Made]) -> _Made:
+    """Allocate; when memory is short, PyTorch's cached blocks are given back and it is tried once more."""
+    import torch
+
+    try:
+        return allocate()
+    except MemoryError:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise
+        torch.cuda.empty_cache()
+    return allocate()
+
+
 def _register(
     callbacks: dict[CallbackHandle, Callable[[Pool], None]], callback: Callable[[Pool], None]
 ) -> CallbackHandle:
+    _core.require_owner()
     if not callable(callback):
         raise TypeError(f"a callback is callable with the pool, not {type(callback).__name__}")
     handle = CallbackHandle(callbacks)

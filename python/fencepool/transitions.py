@@ -46,7 +46,7 @@ def pause(*tags: str, device: str | torch.device | None = None, timeout: float |
         Whatever an ``on_pause`` callback raises.
         After each of these every pool is as it was, contents included, and the call can be made again.
     """
-    return _pause(select(tags, device), parse_seconds("timeout", timeout))
+    return _pause(select(tags, device), parse_seconds("timeout", timeout))[0]
 
 
 def resume(
@@ -99,8 +99,8 @@ def paused(
     """
     seconds = parse_seconds("wait", wait)
     pools = select(tags, device)
-    report = _pause(pools, parse_seconds("timeout", timeout))
-    mine = [pool for pool, one in zip(pools, report.pools, strict=True) if one.changed]
+    report, changed = _pause(pools, parse_seconds("timeout", timeout))
+    mine = [pool for pool in pools if pool._core.id in changed]
     try:
         yield report
     except BaseException as error:
@@ -127,46 +127,52 @@ def select(tags: tuple[str, ...], device: str | torch.device | None) -> list[Poo
             names = ", ".join(sorted({repr(pool.tag) for pool in pools})) or "none yet"
             raise UnknownTagError(f"no pool has the tag {tag!r}; known tags: {names}")
     wanted = str(parse_device(device)) if device is not None else None
-    return [
+    chosen = [
         pool for pool in pools if (not tags or pool.tag in tags) and (wanted is None or pool.device == wanted)
     ]
+    if tags and not chosen:
+        raise UnknownTagError(f"no pool of the tags {', '.join(map(repr, tags))} is on {wanted}")
+    return chosen
 
 
-def _pause(pools: list[Pool], seconds: float) -> PauseReport:
+def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
+    """The report, and the ids of the pools that were active before."""
     with _transition(pools):
-        called = _call_before_pause([pool for pool in pools if pool.state == "active"])
+        called = _call_before_pause([pool for pool in pools if not _is_paused(pool)])
         try:
             report = _core.pause([pool._core for pool in pools], seconds, _captures(pools))
         except BaseException as error:
             _undo_before_pause(called, error)
             raise
-    if report["unreleased_bytes"]:
-        warnings.warn("; ".join(report["notes"]), ResourceWarning, stacklevel=3)
-    return PauseReport(
+    done = PauseReport(
         pools=pool_transitions(report),
         seconds=timings(report["seconds"]),
         device_memory=device_memory(report),
         unreleased_bytes=report["unreleased_bytes"],
         notes=tuple(report["notes"]),
     )
+    if done.unreleased_bytes:
+        warnings.warn(
+            f"the driver refused to take {done.unreleased_bytes} bytes back; they stay held, unused, until "
+            "the next pause or resume of their pools",
+            ResourceWarning,
+            stacklevel=3,
+        )
+    return done, {one["id"] for one in report["pools"] if one["is_changed"]}
 
 
 def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
     with _transition(pools):
         report = _resume_core(pools, seconds, order)
         fence = Fence(report["fence"])
-        changed = [pool for pool, one in zip(pools, report["pools"], strict=True) if one["is_changed"]]
-        is_held = report["is_host_held"]
-        if order == "context" and any(host_driver.is_waiting(pool.device) for pool in changed):
-            fence.synchronize()
-            is_held = True
-        _call_after_resume(changed)
+        changed = {one["id"] for one in report["pools"] if one["is_changed"]}
+        _call_after_resume([pool for pool in pools if pool._core.id in changed])
     return Resumed(
         pools=pool_transitions(report),
         seconds=timings(report["seconds"]),
         device_memory=device_memory(report),
         fence=fence,
-        host_held=is_held,
+        host_held=report["is_host_held"],
         notes=tuple(report["notes"]),
     )
 
@@ -174,17 +180,23 @@ def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
 def _resume_core(pools: list[Pool], seconds: float, order: Order) -> dict[str, Any]:
     cores = [pool._core for pool in pools]
     captures = _captures(pools)
+    is_held = order == "context" and any(host_driver.is_waiting(pool.device) for pool in pools)
     torch = sys.modules.get("torch")
     is_cuda = any(pool._core.provider == "cuda" for pool in pools)
     if torch is not None and is_cuda and torch.cuda.is_initialized():
         try:
-            return _core.resume(cores, 0.0, order, captures)
+            return _core.resume(cores, 0.0, order, is_held, captures)
         except MemoryError:
             torch.cuda.empty_cache()
-    return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, captures)
+    return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures)
 
 
-def _captures(pools: list[Pool]) -> list[int]:
+def _is_paused(pool: Pool) -> bool:
+    """Settled state: what a transition under way will change is still what it was."""
+    return bool(pool._core.status()["is_paused"])
+
+
+def _captures(pools: list[Pool]) -> dict[int, list[int]]:
     return capture_candidates([DeviceName(pool._core.provider, pool._core.ordinal) for pool in pools])
 
 
@@ -211,6 +223,8 @@ def _call_before_pause(pools: list[Pool]) -> list[Pool]:
 
 def _undo_before_pause(called: list[Pool], error: BaseException) -> None:
     for pool in called:
+        if _is_paused(pool):  # undoing failed, and its memory is not there: see the error's notes
+            continue
         for callback in list(pool._after_resume.values()):
             try:
                 callback(pool)

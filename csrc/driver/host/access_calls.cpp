@@ -56,7 +56,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccess
                         std::size_t count) {
   return entry([&] {
     if (const CUresult status = sticky_status(); status != CUDA_SUCCESS) return status;
-    if (const CUresult status = check_descriptions(descriptions, count); status != CUDA_SUCCESS) return status;
+    if (const CUresult status = check_descriptions(descriptions, count); status != CUDA_SUCCESS)
+      return status;
     MemoryBook& book = memory_book();
     const std::unique_lock<SharedMutex> lock(book.mutex);
     const auto first = book.whole_mappings(address, size);

@@ -79,7 +79,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, std::size_t size) {
     MemoryBook& book = memory_book();
     const Lock lock(book.mutex);
     const auto reservation = book.reservations.find(address);
-    if (reservation == book.reservations.end() || reservation->second != size) return CUDA_ERROR_INVALID_VALUE;
+    if (reservation == book.reservations.end() || reservation->second != size)
+      return CUDA_ERROR_INVALID_VALUE;
     const auto next = book.mappings.lower_bound(address);
     if (next != book.mappings.end() && next->first - address < size) return CUDA_ERROR_INVALID_VALUE;
     if (munmap(as_pointer(address), size) != 0) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -93,7 +94,8 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset, Han
   return entry([&] {
     if (const CUresult status = sticky_status(); status != CUDA_SUCCESS) return status;
     if (flags != 0 || offset != 0 || size == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (!is_multiple(address, kGranularity) || !is_multiple(size, kGranularity)) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_multiple(address, kGranularity) || !is_multiple(size, kGranularity))
+      return CUDA_ERROR_INVALID_VALUE;
     MemoryBook& book = memory_book();
     const Lock lock(book.mutex);
     const auto found = book.handles.find(id);
@@ -105,8 +107,8 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset, Han
     if (book.mapping_at(address) != book.mappings.end()) return CUDA_ERROR_INVALID_VALUE;
     // The entry that can throw comes first; from the system call on nothing can fail.
     const auto entered = book.mappings.emplace(address, Mapping{size, id, {}}).first;
-    if (mmap(as_pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle.physical->descriptor(), 0) ==
-        MAP_FAILED) {
+    if (mmap(as_pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle.physical->descriptor(),
+             0) == MAP_FAILED) {
       const CUresult status = allocation_error(errno);
       book.mappings.erase(entered);
       make_inaccessible(address, size);  // in case the failed call left a hole; best effort

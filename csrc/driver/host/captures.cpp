@@ -141,7 +141,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* result) {
     std::shared_ptr<Stream> stream;
     if (const CUresult status = find_stream(handle, stream); status != CUDA_SUCCESS) return status;
     if (const CUresult status = check_legacy(*stream, false); status != CUDA_SUCCESS) return status;
-    *result = stream->capture == nullptr         ? CU_STREAM_CAPTURE_STATUS_NONE
+    *result = stream->capture == nullptr        ? CU_STREAM_CAPTURE_STATUS_NONE
               : stream->capture->is_invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                                 : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;

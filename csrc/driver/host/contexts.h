@@ -26,14 +26,14 @@ struct Context {
   explicit Context(int device_) : device(device_) {}
 
   const int device;
-  std::atomic<int> retains{0};                    // alive while above 0
-  std::atomic<CUresult> sticky{CUDA_SUCCESS};     // the error that ended it, for every later call
+  std::atomic<int> retains{0};                 // alive while above 0
+  std::atomic<CUresult> sticky{CUDA_SUCCESS};  // the error that ended it, for every later call
 
   // Guarded by engine().mutex.
-  std::shared_ptr<Stream> legacy_stream;      // made when first used
-  std::shared_ptr<Stream> per_thread_stream;  // the same
+  std::shared_ptr<Stream> legacy_stream;         // made when first used
+  std::shared_ptr<Stream> per_thread_stream;     // the same
   std::vector<std::shared_ptr<Stream>> streams;  // every stream with work, destroyed ones until they drain
-  Marks awaited;                                // what cuCtxWaitEvent was given, for streams yet to be made
+  Marks awaited;                                 // what cuCtxWaitEvent was given, for streams yet to be made
 
   bool is_alive() const { return retains.load(std::memory_order_acquire) > 0; }
   CUresult status() const { return sticky.load(std::memory_order_acquire); }

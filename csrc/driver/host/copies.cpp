@@ -49,7 +49,8 @@ CUresult move_chunk(const Transfer& transfer, std::size_t offset, std::size_t si
     std::memset(to, *transfer.fill, size);
     return CUDA_SUCCESS;
   }
-  if (!may_touch(book, *transfer.context, transfer.from, offset, size, false)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  if (!may_touch(book, *transfer.context, transfer.from, offset, size, false))
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
   std::memmove(to, reinterpret_cast<const void*>(transfer.from.address + offset), size);
   return CUDA_SUCCESS;
 }
@@ -98,8 +99,7 @@ CUresult transfer(Transfer transfer, const Place* host, CUstream handle) {
   if (kind == HostMemory::kMixed) return CUDA_ERROR_INVALID_VALUE;
   const Context& context = *transfer.context;
   Marks submitted;
-  const CUresult status =
-      submit_or_capture(handle, [transfer] { return carry_out(transfer); }, &submitted);
+  const CUresult status = submit_or_capture(handle, [transfer] { return carry_out(transfer); }, &submitted);
   if (status != CUDA_SUCCESS || kind == HostMemory::kRegistered || submitted.empty()) return status;
   // Pageable memory: in order on the stream, but the caller may use it again when the call returns.
   EngineLock lock(engine().mutex);

@@ -12,14 +12,14 @@
 
 namespace fencepool::host_driver {
 
-inline constexpr int kDeviceCount = 4;                       // "cpu" is device 0; "cpu:1" to "cpu:3"
+inline constexpr int kDeviceCount = 4;                             // "cpu" is device 0; "cpu:1" to "cpu:3"
 inline constexpr std::size_t kGranularity = std::size_t{2} << 20;  // bytes, as on the GPUs of today
 
 // Settings of the emulated machine. They apply to calls made after the change.
 struct Settings {
-  std::size_t memory_limit = 0;    // bytes of physical memory a device; 0: the memory of the machine
-  std::uint64_t bandwidth = 0;     // bytes per second of the link, each direction; 0: as fast as memcpy
-  bool is_poisoned = false;        // fill new physical memory with kPoison instead of zero
+  std::size_t memory_limit = 0;  // bytes of physical memory a device; 0: the memory of the machine
+  std::uint64_t bandwidth = 0;   // bytes per second of the link, each direction; 0: as fast as memcpy
+  bool is_poisoned = false;      // fill new physical memory with kPoison instead of zero
 };
 inline constexpr unsigned char kPoison = 0xA5;
 

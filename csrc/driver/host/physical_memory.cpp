@@ -80,7 +80,7 @@ CUresult Physical::create(int device, std::size_t size, bool is_exportable, std:
   if (!descriptor.is_open()) return allocation_error(errno);
   if (ftruncate(descriptor.number(), static_cast<off_t>(size)) != 0) return allocation_error(errno);
   if (owner.settings().is_poisoned && !poison(descriptor.number(), size)) return allocation_error(errno);
-  struct stat status {};
+  struct stat status{};
   if (fcntl(descriptor.number(), F_ADD_SEALS, kSeals) != 0 || fstat(descriptor.number(), &status) != 0) {
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
@@ -92,8 +92,9 @@ CUresult Physical::import(int foreign, std::shared_ptr<Physical>& made) {
   const int device = device_of(foreign);
   if (device < 0) return CUDA_ERROR_INVALID_VALUE;
   const int seals = fcntl(foreign, F_GET_SEALS);
-  struct stat status {};
-  if (seals < 0 || (seals & kSeals) != kSeals || fstat(foreign, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
+  struct stat status{};
+  if (seals < 0 || (seals & kSeals) != kSeals || fstat(foreign, &status) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0 || size % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
   Descriptor descriptor(fcntl(foreign, F_DUPFD_CLOEXEC, 0));

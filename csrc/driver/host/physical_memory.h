@@ -47,7 +47,9 @@ class Physical {
   // A new descriptor of the memory, the caller's to close; -1 when there is none (errno says why).
   int duplicate() const;
   // Whether both are one and the same memory.
-  bool is_same(const Physical& other) const { return file_system_ == other.file_system_ && file_ == other.file_; }
+  bool is_same(const Physical& other) const {
+    return file_system_ == other.file_system_ && file_ == other.file_;
+  }
 
   const int device;
   const std::size_t size;

@@ -53,7 +53,8 @@ void start(const std::shared_ptr<Stream>& stream) {
   });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (status == CUDA_ERROR_OUT_OF_MEMORY) throw std::bad_alloc();
-  if (status != CUDA_SUCCESS) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  if (status != CUDA_SUCCESS)
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
 }
 
 CUresult default_stream(bool is_per_thread, std::shared_ptr<Stream>& found) {
@@ -66,7 +67,8 @@ CUresult default_stream(bool is_per_thread, std::shared_ptr<Stream>& found) {
 }
 
 void add_if_pending(Marks& marks, const std::shared_ptr<Stream>& stream) {
-  if (stream != nullptr && stream->completed < stream->submitted) marks.push_back({stream, stream->submitted});
+  if (stream != nullptr && stream->completed < stream->submitted)
+    marks.push_back({stream, stream->submitted});
 }
 
 // The legacy stream waits for every blocking stream of its context, and they for it.
@@ -157,8 +159,9 @@ CUresult wait_for(EngineLock& lock, const Context& context, const Marks& marks) 
 
 std::shared_ptr<Stream> make_stream(Context& context, bool is_blocking) {
   auto& awaited = context.awaited;
-  awaited.erase(std::remove_if(awaited.begin(), awaited.end(), [](const Mark& mark) { return mark.is_complete(); }),
-                awaited.end());
+  awaited.erase(
+      std::remove_if(awaited.begin(), awaited.end(), [](const Mark& mark) { return mark.is_complete(); }),
+      awaited.end());
   auto stream = std::make_shared<Stream>(context, is_blocking);
   if (!awaited.empty()) submit(stream, Operation{awaited, {}});
   context.streams.push_back(stream);

@@ -32,7 +32,7 @@ struct Stream {
   Stream(Context& context_, bool is_blocking_) : context(context_), is_blocking(is_blocking_) {}
 
   Context& context;
-  const bool is_blocking;  // ordered with the legacy stream: made without CU_STREAM_NON_BLOCKING
+  const bool is_blocking;           // ordered with the legacy stream: made without CU_STREAM_NON_BLOCKING
   std::condition_variable arrived;  // its thread waits here for work
 
   // Guarded by engine().mutex.

@@ -1,0 +1,47 @@
+// One pool's way back, during a resume.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pool/claim.h"
+
+namespace fencepool {
+
+// Everything it takes lies in it until it is committed; before that, its death ends the copies and
+// undoes the rest.
+class Restore {
+ public:
+  explicit Restore(Pool::Claim& claim);
+  ~Restore();
+  Restore(const Restore&) = delete;
+  Restore& operator=(const Restore&) = delete;
+
+  std::size_t bytes_wanted() const;  // of device memory, to be taken
+  // Takes the device memory that is still missing. Throws kOutOfMemory.
+  void take_memory();
+  void give_memory_back();
+  // Maps it where it was.
+  void map();
+  // Submits what brings the contents back, in allocation order, and returns the event behind it; null
+  // when there is nothing to bring back.
+  std::shared_ptr<Event> submit();
+  // The pool is active.
+  void commit() noexcept;
+
+  Pool::Claim& claim() const { return claim_; }
+  std::size_t bytes_copied() const { return bytes_copied_; }
+  std::size_t bytes_mapped() const { return bytes_mapped_; }
+
+ private:
+  struct Staged;
+  void copy_back(const Segment& segment, CUstream stream);
+
+  Pool::Claim& claim_;
+  std::vector<std::unique_ptr<Staged>> staged_;
+  bool is_running_ = false;
+  std::size_t bytes_copied_ = 0;
+  std::size_t bytes_mapped_ = 0;
+};
+
+}  // namespace fencepool
