@@ -34,7 +34,8 @@ void HostBuffer::clear() noexcept {
   std::vector<std::thread> helpers;
   try {
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    for (std::size_t i = 1; i < std::min({chunks_.size(), cores, std::size_t{8}}); ++i) helpers.emplace_back(work);
+    for (std::size_t i = 1; i < std::min({chunks_.size(), cores, std::size_t{8}}); ++i)
+      helpers.emplace_back(work);
   } catch (const std::exception&) {
     problems::record({"no thread could be started to give host memory back faster; one does it all"});
   }

@@ -43,7 +43,7 @@ class Provision {
 
   HostBuffer& buffer_;
   std::unique_ptr<host_memory::Promise> promise_;  // until the pages are there
-  std::size_t first_new_;  // index of the first new chunk
+  std::size_t first_new_;                          // index of the first new chunk
   std::size_t bytes_added_ = 0;
   bool is_kept_ = false;
   std::atomic<std::size_t> next_;

@@ -32,12 +32,12 @@ class Error : public std::exception {
 
   Kind kind;
   std::string message;
-  std::string call;         // the driver call that failed, empty when none did
-  int code = 0;             // its CUresult
-  std::string status;       // the CUresult's name, "CUDA_ERROR_OUT_OF_MEMORY"
-  std::string pool;         // the pool at work, empty when none was
-  std::size_t wanted = 0;   // bytes the operation needs, 0 when it needs none
-  std::size_t free = 0;     // bytes the driver reports as free
+  std::string call;        // the driver call that failed, empty when none did
+  int code = 0;            // its CUresult
+  std::string status;      // the CUresult's name, "CUDA_ERROR_OUT_OF_MEMORY"
+  std::string pool;        // the pool at work, empty when none was
+  std::size_t wanted = 0;  // bytes the operation needs, 0 when it needs none
+  std::size_t free = 0;    // bytes the driver reports as free
   std::vector<std::string> notes;
 };
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr int kPreferred = 1;       // MPOL_PREFERRED of mbind(2)
+constexpr int kPreferred = 1;  // MPOL_PREFERRED of mbind(2)
 
 std::size_t read_number(const std::string& path) {
   std::ifstream file(path);
@@ -82,9 +82,10 @@ std::size_t least_of_ancestors(const std::string& root, std::string path, Leaves
 }
 
 std::size_t every_group_leaves() {
-  const std::size_t unified = least_of_ancestors("/sys/fs/cgroup", group_path(""), [](const std::string& folder) {
-    return group_leaves(folder, "memory.max", "memory.current", "inactive_file");
-  });
+  const std::size_t unified =
+      least_of_ancestors("/sys/fs/cgroup", group_path(""), [](const std::string& folder) {
+        return group_leaves(folder, "memory.max", "memory.current", "inactive_file");
+      });
   const std::size_t legacy =
       least_of_ancestors("/sys/fs/cgroup/memory", group_path("memory"), [](const std::string& folder) {
         return group_leaves(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file");
@@ -103,8 +104,8 @@ bool has_huge_pages() {
 }
 
 Error no_memory(std::size_t bytes, const std::string& doing, int code) {
-  Error error(Kind::kHostMemory, doing + " " + format_bytes(bytes) + " of host memory for a backup failed: " +
-                                     std::strerror(code));
+  Error error(Kind::kHostMemory, doing + " " + format_bytes(bytes) +
+                                     " of host memory for a backup failed: " + std::strerror(code));
   error.wanted = bytes;
   return error;
 }
@@ -134,7 +135,8 @@ Promise::~Promise() { promised -= bytes_; }
 Reservation::Reservation(std::size_t size, int numa_node) : size_(size) {
   // Over-reserve, then give back what lies outside the aligned part.
   const std::size_t padded = size + kHugePage;
-  void* raw = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw =
+      mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) throw no_memory(size, "reserving", errno);
   const auto base = reinterpret_cast<std::uintptr_t>(raw);
   const std::uintptr_t aligned = (base + kHugePage - 1) / kHugePage * kHugePage;
@@ -161,7 +163,8 @@ Reservation::~Reservation() {
 void Reservation::populate() {
   // One write a page. Where huge pages are on, a write brings two mebibytes; where the kernel had none
   // at hand, pinning brings the rest, only more slowly. MADV_POPULATE_WRITE was measured 15% slower.
-  static const std::size_t step = has_huge_pages() ? kHugePage : static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  static const std::size_t step =
+      has_huge_pages() ? kHugePage : static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   for (std::size_t at = 0; at < size_; at += step) *static_cast<volatile char*>(start_ + at) = 0;
 }
 

@@ -37,7 +37,8 @@ py::dict device_dict(Driver& driver, int ordinal) {
   py::dict attributes;
   for (const auto& [key, attribute] : kAttributes) {
     int value = 0;
-    if (driver.call<Call::cuDeviceGetAttribute>(&value, attribute, device) == CUDA_SUCCESS) attributes[key] = value;
+    if (driver.call<Call::cuDeviceGetAttribute>(&value, attribute, device) == CUDA_SUCCESS)
+      attributes[key] = value;
   }
   py::dict dict;
   dict["ordinal"] = ordinal;
@@ -58,7 +59,8 @@ py::dict driver_dict(const std::string& provider_name) {
     Driver& driver = Driver::get(provider);
     dict["version"] = driver.version();
     dict["absent_calls"] = driver.absent_calls();
-    for (int ordinal = 0; ordinal < driver.device_count(); ++ordinal) devices.append(device_dict(driver, ordinal));
+    for (int ordinal = 0; ordinal < driver.device_count(); ++ordinal)
+      devices.append(device_dict(driver, ordinal));
   }
   dict["devices"] = devices;
   return dict;
@@ -75,46 +77,53 @@ Call call_of(const std::string& name) {
 
 void bind_machine(py::module_& module) {
   module.def("driver_info", &driver_dict, py::arg("provider"));
-  module.def("memory_info",
-             [](const std::string& provider, int ordinal) {
-               Device& device = Device::get(provider_of(provider), ordinal);
-               const Device::Scope scope(device);
-               const DeviceMemory memory = device.memory();
-               return std::make_pair(memory.free, memory.total);
-             },
-             py::arg("provider"), py::arg("ordinal"), py::call_guard<Unlocked>());
-  module.def("watch_streams",
-             [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
-               std::vector<CUstream> streams;
-               for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
-               Device::get(provider_of(provider), ordinal).watch_streams(streams);
-             },
-             py::arg("provider"), py::arg("ordinal"), py::arg("handles"));
+  module.def(
+      "memory_info",
+      [](const std::string& provider, int ordinal) {
+        Device& device = Device::get(provider_of(provider), ordinal);
+        const Device::Scope scope(device);
+        const DeviceMemory memory = device.memory();
+        return std::make_pair(memory.free, memory.total);
+      },
+      py::arg("provider"), py::arg("ordinal"), py::call_guard<Unlocked>());
+  module.def(
+      "watch_streams",
+      [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
+        std::vector<CUstream> streams;
+        for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
+        Device::get(provider_of(provider), ordinal).watch_streams(streams);
+      },
+      py::arg("provider"), py::arg("ordinal"), py::arg("handles"));
   module.def("available_host_memory", &host_memory::available);
   module.def("is_forked_child", &process::is_forked_child);
   module.def("require_owner", &process::require_owner);
 
   // For tests: see driver/faults.h.
-  module.def("arm_fault",
-             [](const std::string& provider, const std::string& call, std::uint64_t nth, bool is_lasting, int code) {
-               Driver::get(provider_of(provider)).faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
-             },
-             py::arg("provider"), py::arg("call"), py::arg("nth"), py::arg("lasting"), py::arg("code"));
-  module.def("disarm_fault", [](const std::string& provider) { Driver::get(provider_of(provider)).faults.disarm(); },
-             py::arg("provider"));
-  module.def("injected_faults",
-             [](const std::string& provider) { return Driver::get(provider_of(provider)).faults.injected(); },
-             py::arg("provider"));
-  module.def("call_counts",
-             [](const std::string& provider) {
-               py::dict counts;
-               const Driver& driver = Driver::get(provider_of(provider));
-               for (std::size_t i = 0; i < driver::kCallCount; ++i) {
-                 counts[driver::call_info(static_cast<Call>(i)).name] = driver.faults.count(static_cast<Call>(i));
-               }
-               return counts;
-             },
-             py::arg("provider"));
+  module.def(
+      "arm_fault",
+      [](const std::string& provider, const std::string& call, std::uint64_t nth, bool is_lasting, int code) {
+        Driver::get(provider_of(provider))
+            .faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
+      },
+      py::arg("provider"), py::arg("call"), py::arg("nth"), py::arg("lasting"), py::arg("code"));
+  module.def(
+      "disarm_fault", [](const std::string& provider) { Driver::get(provider_of(provider)).faults.disarm(); },
+      py::arg("provider"));
+  module.def(
+      "injected_faults",
+      [](const std::string& provider) { return Driver::get(provider_of(provider)).faults.injected(); },
+      py::arg("provider"));
+  module.def(
+      "call_counts",
+      [](const std::string& provider) {
+        py::dict counts;
+        const Driver& driver = Driver::get(provider_of(provider));
+        for (std::size_t i = 0; i < driver::kCallCount; ++i) {
+          counts[driver::call_info(static_cast<Call>(i)).name] = driver.faults.count(static_cast<Call>(i));
+        }
+        return counts;
+      },
+      py::arg("provider"));
 }
 
 }  // namespace fencepool

@@ -69,14 +69,17 @@ py::capsule to_dlpack(const std::shared_ptr<Block>& block, std::int64_t size) {
   lease->shape = size;
   dlpack::Tensor& tensor = lease->managed.tensor;
   tensor.data = reinterpret_cast<void*>(block->address());
-  tensor.device = device.is_host() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device.ordinal()};
+  tensor.device =
+      device.is_host() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device.ordinal()};
   tensor.dimensions = 1;
   tensor.dtype = {dlpack::kUnsigned, 8, 1};
   tensor.shape = &lease->shape;
   tensor.strides = nullptr;
   tensor.byte_offset = 0;
   lease->managed.manager = lease.get();
-  lease->managed.deleter = [](dlpack::ManagedTensor* managed) { delete static_cast<Lease*>(managed->manager); };
+  lease->managed.deleter = [](dlpack::ManagedTensor* managed) {
+    delete static_cast<Lease*>(managed->manager);
+  };
   PyObject* capsule = PyCapsule_New(&lease->managed, "dltensor", [](PyObject* unused) {
     // A capsule that a tensor was made from has been renamed, and its tensor owns the lease.
     if (PyCapsule_IsValid(unused, "dltensor") == 0) return;
@@ -181,11 +184,12 @@ void bind_pools(py::module_& module) {
       .def("to_dlpack", &to_dlpack, py::arg("size"));
 
   py::class_<Fence, std::shared_ptr<Fence>>(module, "Fence")
-      .def("wait",
-           [](const Fence& fence, std::uintptr_t stream, const std::string& provider, int ordinal) {
-             fence.wait(reinterpret_cast<CUstream>(stream), provider_of(provider), ordinal);
-           },
-           py::arg("stream"), py::arg("provider"), py::arg("ordinal"), Guard())
+      .def(
+          "wait",
+          [](const Fence& fence, std::uintptr_t stream, const std::string& provider, int ordinal) {
+            fence.wait(reinterpret_cast<CUstream>(stream), provider_of(provider), ordinal);
+          },
+          py::arg("stream"), py::arg("provider"), py::arg("ordinal"), Guard())
       .def_property_readonly("providers",
                              [](const Fence& fence) {
                                std::vector<std::string> names;
@@ -193,8 +197,10 @@ void bind_pools(py::module_& module) {
                                if (fence.concerns(Provider::kHost)) names.emplace_back("host");
                                return names;
                              })
-      .def("synchronize", [](const Fence& fence, double timeout) { return fence.synchronize(timeout, check_signals); },
-           py::arg("timeout"), Guard())
+      .def(
+          "synchronize",
+          [](const Fence& fence, double timeout) { return fence.synchronize(timeout, check_signals); },
+          py::arg("timeout"), Guard())
       .def("is_done", &Fence::is_done, Guard());
 
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
@@ -202,38 +208,47 @@ void bind_pools(py::module_& module) {
       .def_property_readonly("tag", &Pool::tag)
       .def_property_readonly("device", [](const Pool& pool) { return pool.device().name(); })
       .def_property_readonly("ordinal", [](const Pool& pool) { return pool.device().ordinal(); })
-      .def_property_readonly("provider", [](const Pool& pool) { return pool.device().is_host() ? "host" : "cuda"; })
+      .def_property_readonly("provider",
+                             [](const Pool& pool) { return pool.device().is_host() ? "host" : "cuda"; })
       .def_property_readonly("backup", [](const Pool& pool) { return backup_name(pool.policy().backup); })
       .def_property_readonly("retain", [](const Pool& pool) { return pool.policy().is_retained; })
       .def_property_readonly("fill", [](const Pool& pool) { return fill_name(pool.policy().fill); })
-      .def("allocate", [](Pool& pool, std::size_t size) { return std::shared_ptr<Block>(pool.allocate(size, check_signals)); },
-           py::arg("size"), Guard())
-      .def("allocate_batch",
-           [](Pool& pool, const std::vector<std::size_t>& sizes) {
-             std::vector<std::shared_ptr<Block>> blocks;
-             for (auto& block : pool.allocate_batch(sizes, check_signals)) blocks.push_back(std::move(block));
-             return blocks;
-           },
-           py::arg("sizes"), Guard())
+      .def(
+          "allocate",
+          [](Pool& pool, std::size_t size) {
+            return std::shared_ptr<Block>(pool.allocate(size, check_signals));
+          },
+          py::arg("size"), Guard())
+      .def(
+          "allocate_batch",
+          [](Pool& pool, const std::vector<std::size_t>& sizes) {
+            std::vector<std::shared_ptr<Block>> blocks;
+            for (auto& block : pool.allocate_batch(sizes, check_signals)) blocks.push_back(std::move(block));
+            return blocks;
+          },
+          py::arg("sizes"), Guard())
       .def("contains", &Pool::contains, py::arg("address"), Guard())
       .def("status", &status_dict)
-      .def("prepare", [](Pool& pool) { return pool.prepare(check_signals); }, Guard())
+      .def(
+          "prepare", [](Pool& pool) { return pool.prepare(check_signals); }, Guard())
       .def("trim", [](Pool& pool) { return pool.trim(check_signals); }, Guard());
 
-  module.def("get_pool",
-             [](const std::string& provider, int ordinal, const std::string& tag, const std::string& backup,
-                bool is_retained, const std::string& fill) {
-               const Policy policy = policy_of(backup, is_retained, fill);
-               return registry::get_pool(Device::get(provider_of(provider), ordinal), tag, policy);
-             },
-             py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
-             py::arg("fill"), Guard());
+  module.def(
+      "get_pool",
+      [](const std::string& provider, int ordinal, const std::string& tag, const std::string& backup,
+         bool is_retained, const std::string& fill) {
+        const Policy policy = policy_of(backup, is_retained, fill);
+        return registry::get_pool(Device::get(provider_of(provider), ordinal), tag, policy);
+      },
+      py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
+      py::arg("fill"), Guard());
   module.def("pools", &registry::pools, Guard());
-  module.def("close_pool", [](const std::shared_ptr<Pool>& pool) { registry::close(pool, check_signals); },
-             py::arg("pool"), Guard());
+  module.def(
+      "close_pool", [](const std::shared_ptr<Pool>& pool) { registry::close(pool, check_signals); },
+      py::arg("pool"), Guard());
   module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
-  module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"), py::arg("hold_host"),
-             py::arg("streams"));
+  module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"),
+             py::arg("hold_host"), py::arg("streams"));
 }
 
 }  // namespace fencepool

@@ -25,7 +25,8 @@ std::string Driver::open() {
   } else {
     fill_from_host(table_);
   }
-  if (const CUresult status = call<Call::cuInit>(0U); status != CUDA_SUCCESS) return describe(Call::cuInit, status);
+  if (const CUresult status = call<Call::cuInit>(0U); status != CUDA_SUCCESS)
+    return describe(Call::cuInit, status);
   if (const CUresult status = call<Call::cuDriverGetVersion>(&version_); status != CUDA_SUCCESS) {
     return describe(Call::cuDriverGetVersion, status);
   }
@@ -54,9 +55,11 @@ std::string Driver::why_unavailable(Provider provider) {
 Driver& Driver::get(Provider provider) {
   const std::string reason = why_unavailable(provider);
   if (!reason.empty()) {
-    throw Error(Kind::kUnavailable, (provider == Provider::kCuda ? "the CUDA driver cannot be used: "
-                                                                 : "the embedded driver cannot be used: ") +
-                                        reason);
+    const bool is_cuda = provider == Provider::kCuda;
+    throw Error(Kind::kUnavailable,
+                (is_cuda ? "the CUDA driver cannot be used: " : "the embedded driver cannot be used: ") +
+                    reason +
+                    (is_cuda ? ". `fencepool doctor` looks into it; device=\"cpu\" needs no GPU" : ""));
   }
   Slot& slot = slot_of(provider);
   const Lock lock(slot.mutex);
@@ -74,7 +77,8 @@ std::vector<std::string> Driver::absent_calls() const {
 
 std::string Driver::status_name(CUresult status) const {
   const char* name = nullptr;
-  if (table_.cuGetErrorName == nullptr || table_.cuGetErrorName(status, &name) != CUDA_SUCCESS || name == nullptr) {
+  if (table_.cuGetErrorName == nullptr || table_.cuGetErrorName(status, &name) != CUDA_SUCCESS ||
+      name == nullptr) {
     return "CUresult " + std::to_string(static_cast<int>(status));
   }
   return name;
@@ -91,7 +95,8 @@ std::string Driver::describe(Call call, CUresult status) const {
 }
 
 Error Driver::failure(Call call, CUresult status) const {
-  Error error(status == CUDA_ERROR_OUT_OF_MEMORY ? Kind::kOutOfMemory : Kind::kDriver, describe(call, status));
+  Error error(status == CUDA_ERROR_OUT_OF_MEMORY ? Kind::kOutOfMemory : Kind::kDriver,
+              describe(call, status));
   error.call = call_info(call).name;
   error.code = static_cast<int>(status);
   error.status = status_name(status);

@@ -14,10 +14,10 @@ enum class Provider { kCuda, kHost };
 
 template <Call C>
 struct Entry;
-#define FENCEPOOL_MEMBER(name, since)                     \
-  template <>                                             \
-  struct Entry<Call::name> {                              \
-    static constexpr auto kMember = &Table::name;         \
+#define FENCEPOOL_MEMBER(name, since)             \
+  template <>                                     \
+  struct Entry<Call::name> {                      \
+    static constexpr auto kMember = &Table::name; \
   };
 FENCEPOOL_DRIVER_CALLS(FENCEPOOL_MEMBER)
 #undef FENCEPOOL_MEMBER

@@ -60,10 +60,12 @@ Device::Device(Driver& driver, int ordinal)
                                         "`python -m fencepool doctor` says what this machine supports");
   }
   const CUmemAllocationProp wanted = properties();
-  driver_.check<Call::cuMemGetAllocationGranularity>(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  driver_.check<Call::cuMemGetAllocationGranularity>(&granularity_, &wanted,
+                                                     CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   driver_.check<Call::cuDevicePrimaryCtxRetain>(&context_, device_);
   int node = -1;
-  if (driver_.call<Call::cuDeviceGetAttribute>(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device_) == CUDA_SUCCESS &&
+  if (driver_.call<Call::cuDeviceGetAttribute>(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device_) ==
+          CUDA_SUCCESS &&
       node >= 0) {
     numa_node_ = node;
   } else if (std::array<char, 32> bus{};
@@ -75,19 +77,24 @@ Device::Device(Driver& driver, int ordinal)
 
 Device::Scope::Scope(Device& device) : driver_(device.driver_) {
   process::require_owner();
-  driver_.check<Call::cuCtxPushCurrent>(device.context_);
+  CUcontext current = nullptr;
+  const bool is_known = driver_.call<Call::cuCtxGetCurrent>(&current) == CUDA_SUCCESS;
+  if (!is_known || current != device.context_) {
+    driver_.check<Call::cuCtxPushCurrent>(device.context_);
+    is_pushed_ = true;
+  }
   is_mode_changed_ = driver_.call<Call::cuThreadExchangeStreamCaptureMode>(&mode_) == CUDA_SUCCESS;
 }
 
 Device::Scope::~Scope() {
   if (process::is_forked_child()) return;
-  if (is_mode_changed_) {
-    if (driver_.call<Call::cuThreadExchangeStreamCaptureMode>(&mode_) != CUDA_SUCCESS) {
-      problems::record({"cuThreadExchangeStreamCaptureMode failed; this thread stays in relaxed capture mode"});
-    }
+  // Undoing may not fail: each call is tried once more before it is given up.
+  if (is_mode_changed_ && driver_.call<Call::cuThreadExchangeStreamCaptureMode>(&mode_) != CUDA_SUCCESS &&
+      driver_.call<Call::cuThreadExchangeStreamCaptureMode>(&mode_) != CUDA_SUCCESS) {
+    problems::record({"cuThreadExchangeStreamCaptureMode failed; this thread stays in relaxed capture mode"});
   }
+  if (!is_pushed_) return;
   CUcontext popped = nullptr;
-  // An undo may not fail: try once more before the context is left on the stack.
   if (driver_.call<Call::cuCtxPopCurrent>(&popped) != CUDA_SUCCESS &&
       driver_.call<Call::cuCtxPopCurrent>(&popped) != CUDA_SUCCESS) {
     problems::record({"cuCtxPopCurrent failed; the device's context stays current on this thread"});

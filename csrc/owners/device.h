@@ -25,8 +25,9 @@ class Device {
   // and their tensors may outlive everything else. Thread-safe. Throws kUnavailable or kInvalid.
   static Device& get(Provider provider, int ordinal);
 
-  // While it lives, the device's context is current on this thread, and this thread's calls do not
-  // break another thread's CUDA-graph capture (CUDA Driver API, cuThreadExchangeStreamCaptureMode).
+  // While it lives, the device's context is current on this thread (pushed unless it was), and this thread's
+  // calls do not break another thread's CUDA-graph capture (CUDA Driver API,
+  // cuThreadExchangeStreamCaptureMode).
   class Scope {
    public:
     explicit Scope(Device& device);
@@ -37,6 +38,7 @@ class Device {
    private:
     Driver& driver_;
     CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool is_pushed_ = false;
     bool is_mode_changed_ = false;
   };
 
@@ -46,15 +48,15 @@ class Device {
   // record or wait would break such a capture, so this is asked first. Needs a Scope.
   bool is_capturing(const std::vector<CUstream>& more = {}) EXCLUDES(mutex_);
 
-  DeviceMemory memory();                            // as the driver reports it. Needs a Scope.
+  DeviceMemory memory();                              // as the driver reports it. Needs a Scope.
   int attribute(CUdevice_attribute attribute) const;  // 0 when the driver does not know it
 
   Driver& driver() const { return driver_; }
   CUcontext context() const { return context_; }
   int ordinal() const { return ordinal_; }
   std::size_t granularity() const { return granularity_; }
-  int numa_node() const { return numa_node_; }         // of the host memory nearest to it, -1: unknown
-  const std::string& name() const { return name_; }    // "cuda:0", "cpu", "cpu:1"
+  int numa_node() const { return numa_node_; }       // of the host memory nearest to it, -1: unknown
+  const std::string& name() const { return name_; }  // "cuda:0", "cpu", "cpu:1"
   bool is_host() const { return driver_.provider() == Provider::kHost; }
   CUmemAllocationProp properties() const;
   CUmemAccessDesc access() const;

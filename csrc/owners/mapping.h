@@ -14,7 +14,8 @@ class Mapping {
     Driver& driver = range.device().driver();
     driver.check<Call::cuMemMap>(range.address(), range.size(), std::size_t{0}, physical.handle(), 0ULL);
     const CUmemAccessDesc granted = range.device().access();
-    const CUresult status = driver.call<Call::cuMemSetAccess>(range.address(), range.size(), &granted, std::size_t{1});
+    const CUresult status =
+        driver.call<Call::cuMemSetAccess>(range.address(), range.size(), &granted, std::size_t{1});
     if (status != CUDA_SUCCESS) {
       static_cast<void>(undo<Call::cuMemUnmap>(range.device(), range.address(), range.size()));
       throw driver.failure(Call::cuMemSetAccess, status);
@@ -22,7 +23,8 @@ class Mapping {
     is_mapped_ = true;
   }
   ~Mapping() {
-    if (is_mapped_) static_cast<void>(undo<Call::cuMemUnmap>(range_.device(), range_.address(), range_.size()));
+    if (is_mapped_)
+      static_cast<void>(undo<Call::cuMemUnmap>(range_.device(), range_.address(), range_.size()));
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;

@@ -11,7 +11,8 @@ class Range {
   // Reserves `size` bytes, a multiple of the device's granularity. Needs a Device::Scope.
   // CUDA Driver API, cuMemAddressReserve.
   Range(Device& device, std::size_t size) : device_(device), size_(size) {
-    device_.driver().check<Call::cuMemAddressReserve>(&address_, size, device.granularity(), CUdeviceptr{0}, 0ULL);
+    device_.driver().check<Call::cuMemAddressReserve>(&address_, size, device.granularity(), CUdeviceptr{0},
+                                                      0ULL);
   }
   ~Range() { static_cast<void>(undo<Call::cuMemAddressFree>(device_, address_, size_)); }
   Range(const Range&) = delete;

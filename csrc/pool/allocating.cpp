@@ -24,7 +24,8 @@ void Pool::require_allocatable(const Interrupt& interrupt) {
   if (state_ == State::kActive) wait_until_unclaimed(interrupt);
   if (is_closed_) throw Error(Kind::kInvalid, describe() + " is closed; fencepool.pool() makes a new one");
   if (state_ == State::kPaused) {
-    Error error(Kind::kPaused, describe() + " is paused and takes no new memory; resume(\"" + tag_ + "\") first");
+    Error error(Kind::kPaused,
+                describe() + " is paused and takes no new memory; resume(\"" + tag_ + "\") first");
     error.pool = tag_;
     throw error;
   }
@@ -71,9 +72,11 @@ std::vector<Pool::Place> Pool::take_places(const std::vector<std::size_t>& sizes
     for (std::size_t first = 0; first < sizes.size();) {
       std::size_t bytes = 0;
       std::size_t last = first;
-      while (last < sizes.size() && (last == first || bytes + sizes[last] <= kBatchSegment)) bytes += sizes[last++];
+      while (last < sizes.size() && (last == first || bytes + sizes[last] <= kBatchSegment))
+        bytes += sizes[last++];
       auto segment = make_segment(bytes);
-      for (; first < last; ++first) places.push_back({segment.get(), *segment->extents.take(sizes[first]), sizes[first]});
+      for (; first < last; ++first)
+        places.push_back({segment.get(), *segment->extents.take(sizes[first]), sizes[first]});
       const CUdeviceptr address = segment->range.address();
       made.emplace(address, std::move(segment));
     }

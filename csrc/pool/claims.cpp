@@ -42,7 +42,8 @@ Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const cha
 }
 
 PoolTransition& Claims::report_of(const Pool::Claim& claim) {
-  const auto found = std::find_if(claims_.begin(), claims_.end(), [&](const auto& c) { return c.get() == &claim; });
+  const auto found =
+      std::find_if(claims_.begin(), claims_.end(), [&](const auto& c) { return c.get() == &claim; });
   return report_.pools[report_index_[static_cast<std::size_t>(found - claims_.begin())]];
 }
 
@@ -51,9 +52,10 @@ void Claims::require_no_capture(const StreamsByDevice& streams, const char* doin
     const Device::Scope scope(*device);
     const auto own = streams.find(device);
     if (device->is_capturing(own == streams.end() ? std::vector<CUstream>{} : own->second)) {
-      throw Error(Kind::kCapture, std::string(doing) + " on " + device->name() +
-                                      ": a stream of the device is being captured into a CUDA graph, which this "
-                                      "would break. Nothing was changed; end the capture first");
+      throw Error(Kind::kCapture,
+                  std::string(doing) + " on " + device->name() +
+                      ": a stream of the device is being captured into a CUDA graph, which this "
+                      "would break. Nothing was changed; end the capture first");
     }
   }
 }
@@ -82,8 +84,8 @@ bool drain(Pool::Claim& claim) noexcept {
     const Device::Scope scope(claim.device());
     Driver& driver = claim.device().driver();
     const CUstream stream = claim.stream().get();
-    return driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS ||
-           driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS;
+    const auto is_done = [&] { return driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS; };
+    return is_done() || is_done();
   } catch (const std::exception& error) {
     problems::record({"waiting for copies to end: ", error.what()});
     return false;

@@ -14,8 +14,8 @@ class Claims {
   // Claims every pool in the order of ids. Closed ones are left out; those already in `target` are
   // unclaimed again at once and only reported, their unfinished restores kept in restores(). A paused
   // pool that still holds device memory is not in the paused state yet. Duplicates count once.
-  Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing, const Interrupt& interrupt,
-         TransitionReport& report);
+  Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing,
+         const Interrupt& interrupt, TransitionReport& report);
 
   bool is_empty() const { return claims_.empty(); }
   std::vector<std::unique_ptr<Pool::Claim>>::iterator begin() { return claims_.begin(); }

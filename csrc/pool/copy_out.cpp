@@ -1,5 +1,7 @@
 #include "pool/copy_out.h"
 
+#include <utility>
+
 #include "base/clock.h"
 #include "base/problems.h"
 #include "pool/claims.h"
@@ -7,28 +9,44 @@
 namespace fencepool {
 
 CopyOut::CopyOut(Pool::Claim& claim)
-    : claim_(claim), image_(claim.plan_image()), provision_(claim.buffer(), Pool::Claim::image_bytes(image_)) {}
+    : claim_(claim),
+      image_(claim.plan_image()),
+      provision_(claim.buffer(), Pool::Claim::image_bytes(image_)) {}
 
 CopyOut::~CopyOut() {
-  if (is_running_ && !drain(claim_)) {
-    problems::record({claim_.pool().tag(), ": a copy could not be awaited; its host memory is leaked"});
-    provision_.leak();
-  }
+  if (bytes_ == 0 || drain(claim_)) return;
+  problems::record({claim_.pool().tag(), ": copies to the backup could not be awaited"});
+  if (!is_kept_) provision_.leak();
 }
 
 void CopyOut::start() {
   const CUstream stream = claim_.stream().get();
-  is_running_ = true;
-  for (const Segment* segment : claim_.segments()) {
-    for (const Pool::Claim::Piece& piece : image_.at(segment->serial)) copy(segment->range.address(), piece, stream);
+  std::vector<Segment*> batch;
+  std::size_t batch_bytes = 0;
+  for (Segment* segment : claim_.segments()) {
+    for (const Pool::Claim::Piece& piece : image_.at(segment->serial)) {
+      copy(segment->range.address(), piece, stream);
+      batch_bytes += piece.size;
+    }
+    batch.push_back(segment);
+    if (batch_bytes >= kBatch) {
+      end_batch(batch);
+      batch_bytes = 0;
+    }
   }
+  if (!batch.empty()) end_batch(batch);
 }
 
-void CopyOut::finish() {
-  claim_.stream().synchronize();
-  is_running_ = false;
+void CopyOut::end_batch(std::vector<Segment*>& segments) {
+  auto copied = std::make_shared<Event>(claim_.device());
+  claim_.stream().record(*copied);
+  batches_.push_back({std::exchange(segments, {}), std::move(copied)});
+}
+
+void CopyOut::keep() {
   provision_.keep();
   claim_.set_image(std::move(image_));
+  is_kept_ = true;
 }
 
 void CopyOut::copy(CUdeviceptr from, const Pool::Claim::Piece& piece, CUstream stream) {

@@ -1,24 +1,38 @@
 // One pool's copy to its backup, during a pause.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "backup/provision.h"
 #include "pool/claim.h"
 
 namespace fencepool {
 
-// Until it is finished, its death ends the copies and takes the new host memory away again.
+// Until its copies have ended, its death ends them. Host memory that was taken for them goes away with
+// it, unless keep() was called.
 class CopyOut {
  public:
+  // Segments whose copies end together.
+  struct Batch {
+    std::vector<Segment*> segments;
+    std::shared_ptr<Event> copied;
+  };
+  static constexpr std::size_t kBatch = std::size_t{128} << 20;  // bytes, at least
+
   // Plans where everything goes and starts to provision host memory. Throws kHostMemory.
   explicit CopyOut(Pool::Claim& claim);
   ~CopyOut();
   CopyOut(const CopyOut&) = delete;
   CopyOut& operator=(const CopyOut&) = delete;
 
-  // Submits the copies, each as soon as the host memory it goes to is ready. Needs a Device::Scope.
+  // Submits every copy, each as soon as the host memory it goes to is ready. Needs a Device::Scope.
   void start();
-  // Waits for them; the backup is true from here on. Needs a Device::Scope.
-  void finish();
+  // The host memory and the places of the contents stay with the pool: from here on the backup is true
+  // for every segment whose copies have ended.
+  void keep();
+  // In the order in which they end.
+  const std::vector<Batch>& batches() const { return batches_; }
 
   Pool::Claim& claim() const { return claim_; }
   double seconds_waited() const { return seconds_waited_; }  // for host memory
@@ -26,11 +40,13 @@ class CopyOut {
 
  private:
   void copy(CUdeviceptr from, const Pool::Claim::Piece& piece, CUstream stream);
+  void end_batch(std::vector<Segment*>& segments);
 
   Pool::Claim& claim_;
   Pool::Claim::Image image_;
   Provision provision_;
-  bool is_running_ = false;
+  std::vector<Batch> batches_;
+  bool is_kept_ = false;
   double seconds_waited_ = 0;
   std::size_t bytes_ = 0;
 };

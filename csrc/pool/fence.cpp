@@ -60,15 +60,16 @@ void Fence::wait(CUstream stream, Provider provider, int ordinal) const {
   if (device == nullptr) {
     std::string names;
     for (const Device* one : devices_) names += (names.empty() ? "" : ", ") + one->name();
-    throw Error(Kind::kInvalid, "the stream belongs to another device than the fence, which concerns " + names +
-                                    "; wait on a stream of such a device, or call synchronize()");
+    throw Error(Kind::kInvalid, "the stream belongs to another device than the fence, which concerns " +
+                                    names + "; wait on a stream of such a device, or call synchronize()");
   }
   const Device::Scope scope(*device);
   Driver& driver = device->driver();
   if (is_capturing(driver, stream)) {
-    throw Error(Kind::kCapture,
-                "the stream is being captured into a CUDA graph, and a wait for work outside the capture would "
-                "break it; wait on the fence before the capture begins");
+    throw Error(
+        Kind::kCapture,
+        "the stream is being captured into a CUDA graph, and a wait for work outside the capture would "
+        "break it; wait on the fence before the capture begins");
   }
   for (const auto& event : events_) {
     if (event->device().driver().provider() == provider) {

@@ -38,9 +38,10 @@ void Pool::explain(Error& error, std::size_t wanted, const char* advice) const n
 void Pool::wait_until_unclaimed(const Interrupt& interrupt) {
   while (claimed_for_ != nullptr) {
     if (claimant_ == std::this_thread::get_id()) {
-      Error error(Kind::kBusy, describe() + " is " + claimed_for_ +
-                                   " on this very thread, which would wait for itself: do not change pools from "
-                                   "a signal handler");
+      Error error(Kind::kBusy,
+                  describe() + " is " + claimed_for_ +
+                      " on this very thread, which would wait for itself: do not change pools from "
+                      "a signal handler");
       error.pool = tag_;
       throw error;
     }
@@ -99,10 +100,10 @@ PoolStatus Pool::status() {
 
 std::size_t Pool::prepare(const Interrupt& interrupt) {
   process::require_owner();
-  if (policy_.backup != Backup::kHost) return 0;
   try {
     const Device::Scope scope(device_);
     const Claim claim(shared_from_this(), "preparing", interrupt);
+    if (policy_.backup != Backup::kHost) return 0;
     Provision provision(buffer_, Claim::image_bytes(claim.plan_image()));
     provision.keep();
     return provision.bytes_added();
@@ -119,7 +120,8 @@ std::size_t Pool::trim(const Interrupt& interrupt) {
   const Device::Scope scope(device_);
   const Claim claim(shared_from_this(), "trimming", interrupt);
   if (claim.state() == State::kPaused && policy_.backup == Backup::kHost) {
-    Error error(Kind::kPaused, describe() + " is paused, and its contents are in the backup; resume it first");
+    Error error(Kind::kPaused,
+                describe() + " is paused, and its contents are in the backup; resume it first");
     error.pool = tag_;
     throw error;
   }

@@ -34,8 +34,8 @@ enum class State { kActive, kPaused };
 using Phases = std::vector<std::pair<std::string, double>>;
 
 struct PoolStatus {
-  std::string state;  // "active", "paused", or what it is in the middle of: "pausing", "resuming"
-  bool is_paused = false;           // settled: before a transition's end, what it was
+  std::string state;       // "active", "paused", or what it is in the middle of: "pausing", "resuming"
+  bool is_paused = false;  // settled: before a transition's end, what it was
   std::size_t segments = 0;
   std::size_t bytes_reserved = 0;   // of address space
   std::size_t bytes_mapped = 0;     // of device memory held
@@ -50,8 +50,8 @@ struct PoolStatus {
 // wait for it, and what is freed meanwhile is put aside.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  static constexpr std::size_t kAlignment = 512;                      // bytes, of every block
-  static constexpr std::size_t kOwnSegment = std::size_t{1} << 20;    // a block this large gets one
+  static constexpr std::size_t kAlignment = 512;                    // bytes, of every block
+  static constexpr std::size_t kOwnSegment = std::size_t{1} << 20;  // a block this large gets one
   static constexpr std::size_t kLargestShared = std::size_t{64} << 20;
   static constexpr std::size_t kBatchSegment = std::size_t{1} << 30;  // of allocate_batch()
   static constexpr std::size_t kLargest = std::size_t{1} << 47;       // no address space holds more
@@ -108,8 +108,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void require_allocatable(const Interrupt& interrupt) REQUIRES(mutex_);
   std::unique_ptr<Segment> make_segment(std::size_t size) REQUIRES(mutex_);
   Place take_small(std::size_t size) REQUIRES(mutex_);
-  std::vector<Place> take_places(const std::vector<std::size_t>& sizes, bool is_batch, const Interrupt& interrupt)
-      EXCLUDES(mutex_);
+  std::vector<Place> take_places(const std::vector<std::size_t>& sizes, bool is_batch,
+                                 const Interrupt& interrupt) EXCLUDES(mutex_);
   std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                   const Interrupt& interrupt) EXCLUDES(mutex_);
 
@@ -135,7 +135,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::thread::id claimant_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;
   std::map<CUdeviceptr, std::unique_ptr<Segment>> segments_ GUARDED_BY(mutex_);
-  std::vector<Place> freed_ GUARDED_BY(mutex_);             // not ordered behind the device's work yet
+  std::vector<Place> freed_ GUARDED_BY(mutex_);              // not ordered behind the device's work yet
   std::deque<FreedBatch> freed_batches_ GUARDED_BY(mutex_);  // oldest first
   Phases last_pause_ GUARDED_BY(mutex_);
   Phases last_resume_ GUARDED_BY(mutex_);

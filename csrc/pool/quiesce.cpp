@@ -22,9 +22,10 @@ void quiesce(const std::vector<Device*>& devices, double timeout, const Interrup
   for (const auto& mark : marks) {
     const Device::Scope scope(mark->device());
     if (!wait_for(*mark, deadline, interrupt)) {
-      throw Error(Kind::kQuiesceTimeout,
-                  "work in flight on " + mark->device().name() + " did not end within " + std::to_string(timeout) +
-                      " seconds. Nothing was changed; wait for it and pause again, or allow a longer timeout");
+      throw Error(
+          Kind::kQuiesceTimeout,
+          "work in flight on " + mark->device().name() + " did not end within " + std::to_string(timeout) +
+              " seconds. Nothing was changed; wait for it and pause again, or allow a longer timeout");
     }
   }
 }

@@ -74,9 +74,11 @@ std::shared_ptr<Event> Restore::submit() {
   is_running_ = true;
   for (const auto& staged : staged_) {
     const Range& range = staged->segment.range;
+    if (staged->segment.has_contents_kept) continue;
     if (is_zeroed) {
-      driver.check<Call::cuMemsetD8Async>(range.address(), static_cast<unsigned char>(0), range.size(), stream.get());
-    } else if (!staged->segment.has_contents_kept) {
+      driver.check<Call::cuMemsetD8Async>(range.address(), static_cast<unsigned char>(0), range.size(),
+                                          stream.get());
+    } else {
       copy_back(staged->segment, stream.get());
     }
   }
@@ -89,6 +91,7 @@ void Restore::commit() noexcept {
     if (staged->physical != nullptr) staged->segment.physical = std::move(staged->physical);
     if (staged->mapping != nullptr) staged->segment.mapping = std::move(staged->mapping);
     staged->segment.has_contents_kept = false;
+    staged->segment.is_backed_up = false;
     bytes_mapped_ += staged->segment.range.size();
   }
   is_running_ = false;
@@ -102,8 +105,8 @@ void Restore::copy_back(const Segment& segment, CUstream stream) {
     for (std::size_t done = 0; done < piece.size;) {
       const HostBuffer::Place place = claim_.buffer().place(piece.position + done, piece.size - done);
       claim_.device().driver().check<Call::cuMemcpyHtoDAsync>(segment.range.address() + piece.offset + done,
-                                                              static_cast<const void*>(place.address), place.size,
-                                                              stream);
+                                                              static_cast<const void*>(place.address),
+                                                              place.size, stream);
       done += place.size;
       bytes_copied_ += place.size;
     }

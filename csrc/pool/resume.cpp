@@ -51,16 +51,18 @@ void take_all_memory(Restores& restores, double wait, const Interrupt& interrupt
       for (const auto& restore : restores) restore->give_memory_back();
       if (error.kind != Kind::kOutOfMemory || now_seconds() >= deadline) {
         const Pool::Claim& claim = at_work->claim();
-        const std::string advice = wait > 0 ? "Gave up after " + std::to_string(wait) + " seconds. " + kStillPaused +
-                                                  " when memory is free"
-                                            : std::string(kStillPaused) + " when memory is free, or with wait=seconds";
+        const std::string advice =
+            wait > 0 ? "Gave up after " + std::to_string(wait) + " seconds. " + kStillPaused +
+                           " when memory is free"
+                     : std::string(kStillPaused) + " when memory is free, or with wait=seconds";
         claim.pool().explain(error, bytes_wanted_on(restores, claim.device()), advice.c_str());
         throw;
       }
     }
     if (interrupt) interrupt();
     const double left = std::max(deadline - now_seconds(), 0.0);
-    std::this_thread::sleep_for(std::min(std::chrono::duration<double>(left), std::chrono::duration<double>(nap)));
+    std::this_thread::sleep_for(
+        std::min(std::chrono::duration<double>(left), std::chrono::duration<double>(nap)));
   }
 }
 
@@ -140,7 +142,8 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
     std::vector<std::shared_ptr<Event>> own;
     if (auto event = restore.submit()) own.push_back(std::move(event));
     events.insert(events.end(), own.begin(), own.end());
-    fences.push_back(std::make_shared<Fence>(std::vector<Device*>{&restore.claim().device()}, std::move(own)));
+    fences.push_back(
+        std::make_shared<Fence>(std::vector<Device*>{&restore.claim().device()}, std::move(own)));
   });
   const double submitted = watch.lap();
   report.fence = whole_fence(claims, std::move(events));
@@ -152,7 +155,8 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
     throw;
   }
   // Ready beforehand, so that nothing can fail once the first pool is active.
-  report.seconds = {{"create", created}, {"map", mapped}, {"copy", submitted}, {"fence", watch.lap()}, {"total", 0}};
+  report.seconds = {
+      {"create", created}, {"map", mapped}, {"copy", submitted}, {"fence", watch.lap()}, {"total", 0}};
   std::vector<Phases> own(restores.size(), report.seconds);
   for (std::size_t i = 0; i < restores.size(); ++i) {
     restores[i]->claim().set_restore(std::move(fences[i]), is_ordered);

@@ -21,10 +21,11 @@ struct Segment {
   std::unique_ptr<Physical> physical;
   std::unique_ptr<Mapping> mapping;
   Extents extents;
-  std::uint64_t serial;            // rises with each segment of the process: allocation order
+  std::uint64_t serial;  // rises with each segment of the process: allocation order
   std::size_t live_blocks = 0;
   bool is_shared = false;          // small blocks that come later may lie in it
   bool has_contents_kept = false;  // paused, yet `physical` still holds the contents
+  bool is_backed_up = false;       // paused, and the backup holds the contents
 };
 
 }  // namespace fencepool

@@ -31,10 +31,10 @@ struct TransitionReport {
   std::vector<PoolTransition> pools;
   std::vector<DeviceMemoryChange> memory;
   Phases seconds;
-  std::size_t unreleased_bytes = 0;       // a pause only: what the driver refused to take back
+  std::size_t unreleased_bytes = 0;  // a pause only: what the driver refused to take back
   std::vector<std::string> notes;
-  bool is_host_held = false;              // a resume only: the host waited, as the driver cannot order contexts
-  std::shared_ptr<Fence> fence;           // a resume only
+  bool is_host_held = false;     // a resume only: the host waited, as the driver cannot order contexts
+  std::shared_ptr<Fence> fence;  // a resume only
 };
 
 // Streams of devices that may be capturing, besides the watched ones.
@@ -57,7 +57,7 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
 enum class Order { kContext, kExplicit };
 
 struct ResumeOptions {
-  double wait = 0;                 // seconds to keep trying while another process gives memory back
+  double wait = 0;  // seconds to keep trying while another process gives memory back
   Order order = Order::kContext;
   // Return only when restores on the embedded driver have ended: there the CPU itself runs what comes later.
   bool is_host_held = false;

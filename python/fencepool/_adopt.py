@@ -48,7 +48,21 @@ def adopt(pool: Pool, owner: Any) -> None:
 
 def _like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     """The same view, of other storage."""
-    return tensor_over(storage, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    view = tensor_over(storage, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    if tensor.is_conj():  # conjugation and negation that PyTorch puts off are part of the view
+        view = view.conj()
+    if tensor.is_neg():
+        view = torch._neg_view(view)
+    return view
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor holds its data itself: a wrapper subclass holds other tensors instead."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.nbytes() == 0 or storage.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # PyTorch's answer for storages that are none
+        return False
 
 
 def _tensors_of(owner: Any) -> list[torch.Tensor]:
@@ -100,12 +114,10 @@ def _is_left_alone(pool: Pool, tensor: torch.Tensor) -> bool:
             f"only dense tensors on a CPU or a CUDA device can be adopted, not a {tensor.layout} tensor "
             f"on {tensor.device}"
         )
-    if tensor.is_conj() or tensor.is_neg():
-        raise ValueError("a conjugate or negative view cannot be adopted; resolve_conj() or resolve_neg() it")
+    if not _has_storage(tensor):
+        raise ValueError(f"a {type(tensor).__name__} has no storage of its own and cannot be adopted")
     if tensor.untyped_storage().nbytes() == 0:
         return True
-    if tensor.untyped_storage().data_ptr() == 0:
-        raise ValueError(f"a {type(tensor).__name__} has no storage of its own and cannot be adopted")
     if tensor.grad is not None and str(tensor.device) != pool.torch_device:
         raise ValueError(
             "a parameter with a gradient cannot change its device; zero_grad(set_to_none=True) first"

@@ -44,7 +44,7 @@ def configure(
     """
     _core.require_owner()
     where = parse_device(device)
-    if where.provider != "host":
+    if where.provider != "host" or where.ordinal >= _core.raw.DEVICE_COUNT:
         raise ValueError(f"{device} is no device of the embedded driver; those are 'cpu' to 'cpu:3'")
     limit = None if memory_limit is None else _size("memory_limit", memory_limit)
     rate = None if bandwidth is None else _size("bandwidth", bandwidth)

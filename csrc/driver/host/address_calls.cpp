@@ -93,7 +93,8 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset, Han
                   unsigned long long flags) {
   return entry([&] {
     if (const CUresult status = sticky_status(); status != CUDA_SUCCESS) return status;
-    if (flags != 0 || offset != 0 || size == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (flags != 0 || size == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;  // what NVIDIA's driver says (580)
     if (!is_multiple(address, kGranularity) || !is_multiple(size, kGranularity))
       return CUDA_ERROR_INVALID_VALUE;
     MemoryBook& book = memory_book();

@@ -1,0 +1,109 @@
+# Development commands. A fresh machine needs Python >= 3.10, a C++17 compiler and make; the rest is
+# installed into .venv. Run `make help` for the list.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The PyTorch that is tested. Another build of it: make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# What the requirement lists of pyproject.toml's extras need, without building the package for it.
+REQUIREMENTS := $(PY) scripts/requirements.py
+
+CPP_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h')
+BUILD_INPUTS = $(CPP_FILES) CMakeLists.txt setup.py pyproject.toml scripts/cuda_headers.py
+FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint ruff mypy clang-format clang-tidy format build wheels sanitizers soak clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU where there is one)
+	$(PY) -m fencepool demo $(DEMO_ARGS)
+
+test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
+	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+check: soak sanitizers wheels ## The long checks: soak tests, sanitizers, wheels for every Python found
+
+soak: $(VENV)/.test $(VENV)/.built ## Soak tests
+	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+sanitizers: $(VENV)/.test ## Tests under address+undefined and thread sanitizers
+	scripts/check_sanitizers.sh $(PY)
+
+wheels: $(VENV)/.test ## Source distribution and wheels, smoke-tested on CPython 3.10 to 3.13
+	$(PY) scripts/check_wheels.py
+
+lint: ruff mypy clang-format clang-tidy ## Style, types and static analysis (make -k lint: all findings)
+
+ruff: $(VENV)/.lint
+	$(PY) -m ruff check $(FORMATTED_PYTHON)
+	$(PY) -m ruff format --check $(FORMATTED_PYTHON)
+
+mypy: $(VENV)/.lint $(VENV)/.test
+	$(PY) -m mypy --strict python/fencepool
+
+clang-format: $(VENV)/.lint
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+clang-tidy: $(VENV)/.lint build/lint/compile_commands.json
+	$(PY) scripts/tidy.py build/lint
+
+format: $(VENV)/.lint ## Rewrite the sources in the house style
+	$(PY) -m ruff check --fix --exit-zero $(FORMATTED_PYTHON)
+	$(PY) -m ruff format $(FORMATTED_PYTHON)
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+build: $(VENV)/.built ## Build the extension in place, incrementally
+
+clean: ## Remove what was built, keep the environment
+	rm -rf build dist python/*.egg-info python/fencepool/*.so $(VENV)/.built
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find python tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment too
+	rm -rf $(VENV)
+
+# One stamp for each set of packages, so that a second run starts at once.
+
+$(VENV)/.base: pyproject.toml scripts/requirements.py scripts/cuda_headers.py
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fencepool needs Python 3.10 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=24'
+	$(PIP) install $$($(REQUIREMENTS) build base)
+	@touch $@
+
+$(VENV)/.torch: Makefile | $(VENV)/.base
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base $(VENV)/.torch
+	$(PIP) install $$($(REQUIREMENTS) test)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base $(VENV)/.torch
+	$(PIP) install $$($(REQUIREMENTS) demo) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.base
+	$(PIP) install $$($(REQUIREMENTS) lint)
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.base $(BUILD_INPUTS)
+	FENCEPOOL_BUILD_DIR=build/dev FENCEPOOL_WERROR=1 \
+	  $(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+build/lint/compile_commands.json: $(VENV)/.base CMakeLists.txt $(CPP_FILES)
+	$(VENV)/bin/cmake -S . -B build/lint -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
+	@touch $@

@@ -1,0 +1,189 @@
+"""Pause and resume latency of fencepool beside its peers: same run, same layout, contents checked.
+
+    python benchmarks/resume_latency.py --device cuda:0 --layout 7b
+    python benchmarks/resume_latency.py --device cpu              # the embedded driver: emulation
+    python benchmarks/resume_latency.py --render benchmarks/results/FILE.json
+
+Exit status: 0, also when a target is missed; 1 when a system failed or its contents were wrong; 2 for bad
+usage. See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import fencepool as fp
+import figures
+import isolation
+import machine_facts
+import report
+import targets
+from cycles import Plan
+from devices import EMULATED_MEMORY, is_emulated
+from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+from systems import Entry, select
+
+RESULTS = Path(__file__).resolve().with_name("results")
+SCHEMA = 1
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    layout: Annotated[str, typer.Option(help="7b or tiny; by default 7b on a GPU, tiny on cpu.")] = "",
+    systems: Annotated[
+        list[str] | None, typer.Option(help="Systems or ids, comma-separated or repeated; by default all.")
+    ] = None,
+    cycles: Annotated[int, typer.Option(min=1, help="Cycles after the first. Slow systems run fewer.")] = 5,
+    hold: Annotated[float, typer.Option(min=0, help="Seconds between pause and resume.")] = 0.3,
+    output: Annotated[Path, typer.Option(help="Folder for the JSON and Markdown files.")] = RESULTS,
+    render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,
+    break_contents: Annotated[
+        bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
+    ] = False,
+) -> None:
+    """Measure pause and resume of weights and KV cache, and write the results."""
+    console = report.console()
+    if render is not None:
+        document = json.loads(render.read_text(encoding="utf-8"))
+        _write_markdown(document, render, console)
+        return
+    device = "cuda:0" if device == "cuda" else device
+    shape = _layout(layout or ("tiny" if is_emulated(device) else "7b"))
+    entries = _entries(systems or [])
+    _check_device(device)
+    if is_emulated(device) and shape.size(WEIGHTS) + shape.size(KV_CACHE) > EMULATED_MEMORY:
+        raise typer.BadParameter(f"layout {shape.name} is too large for the emulation; --layout tiny is not")
+    document = _describe(device, shape, cycles, hold)
+    path = output / _file_name(document)
+    try:
+        _measure_all(document, entries, path, break_contents, console)
+    finally:  # after Ctrl-C too: what was measured is shown
+        document["targets"] = targets.evaluate(document)
+        _write(document, path)
+        _write_markdown(document, path, console)
+    if any(result["status"] == "failed" for result in document["systems"]):
+        raise typer.Exit(1)
+
+
+def _layout(name: str) -> Layout:
+    if name not in LAYOUTS:
+        raise typer.BadParameter(f"unknown layout {name!r}; there are {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def _entries(names: list[str]) -> list[Entry]:
+    try:
+        return select([name.strip() for part in names for name in part.split(",") if name.strip()])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"cuda:\d+|cpu(:[1-3])?", device):
+        raise typer.BadParameter(f"unknown device {device!r}; there are cuda:N and cpu")
+    if is_emulated(device):
+        return
+    info = fp.driver_info("cuda")
+    if not info.is_available:
+        raise typer.BadParameter(f"no GPU can be used here ({info.reason}); --device cpu runs an emulation")
+    if device not in [one.device for one in info.devices]:
+        raise typer.BadParameter(f"there is no {device}; there are {len(info.devices)} GPUs")
+
+
+def _describe(device: str, layout: Layout, cycles: int, hold: float) -> dict[str, Any]:
+    sizes = {
+        tag: {"tensors": len(layout.shapes(tag)), "bytes": layout.size(tag)} for tag in (WEIGHTS, KV_CACHE)
+    }
+    return {
+        "schema": SCHEMA,
+        "benchmark": "resume_latency",
+        "kind": "emulation" if is_emulated(device) else "measured",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": device,
+        "machine": machine_facts.machine(device),
+        "versions": machine_facts.versions(),
+        "layout": {"name": layout.name, **sizes},
+        "cycles": cycles,
+        "hold_seconds": hold,
+        "systems": [],
+        "targets": [],
+    }
+
+
+def _measure_all(
+    document: dict[str, Any], entries: list[Entry], path: Path, is_broken: bool, console: Console
+) -> None:
+    """Add every system's result, and write the file after each: nothing that happens later loses it."""
+    results = document["systems"]
+    try:
+        for number, entry in enumerate(entries, start=1):
+            with console.status(f"{entry.id}: {entry.title} ({number} of {len(entries)})"):
+                result = _measure(document, entry, is_broken)
+            results.append(result)
+            _write(document, path)
+            seconds = f" ({result['wall_seconds']:.1f} s)" if "wall_seconds" in result else ""
+            reason = f": {result['reason']}" if "reason" in result else ""
+            console.print(f"{entry.id} {result['status']}{reason}{seconds}", markup=False, highlight=False)
+    except KeyboardInterrupt:
+        for entry in entries[len(results) :]:
+            results.append({**_head(document, entry), "status": "not run", "reason": "interrupted"})
+        raise
+
+
+def _head(document: dict[str, Any], entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "system": entry.system,
+        "variant": entry.variant,
+        "title": entry.title,
+        "kind": document["kind"],
+    }
+
+
+def _measure(document: dict[str, Any], entry: Entry, is_broken: bool) -> dict[str, Any]:
+    head = _head(document, entry)
+    reason = isolation.why_not_run(entry, document["device"])
+    if reason:
+        return {**head, "status": "not run", "reason": reason}
+    plan = Plan(
+        variant=entry.variant,
+        device=document["device"],
+        layout=document["layout"]["name"],
+        cycles=min(document["cycles"], entry.most_cycles or document["cycles"]),
+        hold=document["hold_seconds"],
+        is_broken=is_broken,
+    )
+    result = {**head, **isolation.measure(entry, plan)}
+    if figures.has_cycles(result):
+        result["summary"] = figures.summary(result)
+    return result
+
+
+def _file_name(document: dict[str, Any]) -> str:
+    """What it was measured on, and when: a result never takes another's place."""
+    place = "emulation" if document["kind"] == "emulation" else str(document["machine"]["gpu"])
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{place} {document['layout']['name']}".lower()).strip("-")
+    stamp = document["date"].split("+")[0].replace(":", "")
+    return f"{document['benchmark']}-{slug}-{stamp}.json"
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_markdown(document: dict[str, Any], path: Path, console: Console) -> None:
+    report.show(document, console)
+    path.with_suffix(".md").write_text(report.markdown(document), encoding="utf-8")
+    console.print(f"{path}\n{path.with_suffix('.md')}", markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,88 @@
+"""torch_memory_saver in its preload mode: its library is in LD_PRELOAD when the process starts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cycles
+from devices import Device
+from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+
+# Imported by name: it is optional, and has no types.
+_PACKAGE = "torch_memory_saver"
+
+
+class TorchMemorySaverSystem:
+    """One region a tag; the KV cache's without backup."""
+
+    keeps_addresses = True
+
+    def __init__(self, device: Device, layout: Layout, variant: str) -> None:
+        self._saver: Any = importlib.import_module(_PACKAGE).torch_memory_saver
+        self.has_backup = variant != "no-backup"
+        if variant == "cpu-backup-retained":
+            self._saver.retain_cpu_backup = True
+        self._tensors = {}
+        for tag, has_backup in ((WEIGHTS, self.has_backup), (KV_CACHE, False)):
+            with self._saver.region(tag=tag, enable_cpu_backup=has_backup):
+                self._tensors[tag] = [
+                    torch.empty(shape, dtype=torch.bfloat16, device=device.torch_device)
+                    for shape in layout.shapes(tag)
+                ]
+
+    def tensors(self, tag: str) -> list[torch.Tensor]:
+        return self._tensors[tag]
+
+    def pause(self, tag: str) -> cycles.Phases:
+        self._saver.pause(tag)
+        return {}
+
+    def resume(self, tag: str) -> cycles.Phases:
+        self._saver.resume(tag)
+        return {}
+
+    def finish(self) -> None:
+        """Its calls leave nothing running that the device's synchronisation does not cover."""
+
+
+def run(plan: cycles.Plan) -> dict[str, Any]:
+    """Measure one mode: "no-backup", "cpu-backup" (its default backend), "cpu-backup-retained"."""
+    device = Device(plan.device)
+    layout = LAYOUTS[plan.layout]
+    system = TorchMemorySaverSystem(device, layout, plan.variant)
+    return {"cycles": cycles.measure(system, device, layout, plan)}
+
+
+@contextlib.contextmanager
+def child_environment() -> Iterator[dict[str, str]]:
+    """The environment of a child process that preloads the library, as the package itself sets it up.
+
+    The library links to the CUDA runtime, and the loader needs that before Python has started: a runtime
+    that came with PyTorch's packages is added to the search path, behind whatever is there.
+    """
+    with importlib.import_module(_PACKAGE).configure_subprocess():
+        environment = dict(os.environ)
+    # The package refuses expandable segments, which these may ask for.
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        environment.pop(name, None)
+    folders = [environment.get("LD_LIBRARY_PATH", ""), *_runtime_folders()]
+    environment["LD_LIBRARY_PATH"] = ":".join(folder for folder in folders if folder)
+    yield environment
+
+
+def _runtime_folders() -> list[str]:
+    found = {
+        str(library.parent)
+        for place in sys.path
+        if place
+        for library in Path(place).glob("nvidia/*/lib/libcudart.so.*")
+    }
+    return sorted(found)

@@ -1,0 +1,85 @@
+"""The targets that were set before anything was measured, and whether a run met them.
+
+Limits in seconds are held against the worst sample; comparisons with the link and with a peer are made
+between medians of the cycles after the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import figures
+from figures import Document, Result
+
+FIRST_PAUSE = 0.65
+LATER_PAUSE = 0.300
+RESUME_RETURNS = 0.020
+OVER_LINK = 1.05
+
+_WITH_BACKUP = ("fencepool/per-tensor", "fencepool/adopted", "fencepool/prepared")
+# The KV cache has no backup in any of them. Pairs do the same otherwise, so the driver has the same to scrub.
+_KV_PAIRS = (
+    ("fencepool/no-backup", "torch_memory_saver/no-backup"),
+    ("fencepool/adopted", "torch_memory_saver/cpu-backup-retained"),
+)
+
+
+def evaluate(document: Document) -> list[dict[str, Any]]:
+    """Every target, for every variant it applies to; what was not measured is said."""
+    rows = []
+    for name in _WITH_BACKUP:
+        result = figures.find(document, name)
+        if name == "fencepool/prepared":
+            rows.append(_row(document, "first pause after prepare()", name, LATER_PAUSE, _first(result)))
+        else:
+            rows.append(_row(document, "first pause with backup", name, FIRST_PAUSE, _first(result)))
+        rows.append(_row(document, "later pauses with backup", name, LATER_PAUSE, _later(result)))
+        rows.append(_row(document, "resume of the weights returns", name, RESUME_RETURNS, _returns(result)))
+        limit, restored = _link(document), _median(result, "resume_weights")
+        rows.append(_row(document, "restore complete, 1.05 x the link", name, limit, restored))
+    for ours, theirs in _KV_PAIRS:
+        for operation in ("pause_kv", "resume_kv"):
+            target = f"{operation.split('_')[0]} of the KV cache, against {theirs}"
+            limit = _median(figures.find(document, theirs), operation)
+            rows.append(_row(document, target, ours, limit, _median(figures.find(document, ours), operation)))
+    return rows
+
+
+def _row(
+    document: Document, target: str, name: str, limit: float | None, measured: float | None
+) -> dict[str, Any]:
+    if limit is None or measured is None:
+        verdict = "not measured"
+    elif document["kind"] == "emulation":
+        verdict = "not judged: emulation"
+    else:
+        verdict = "met" if measured <= limit else "missed"
+    return {
+        "target": target,
+        "system": name,
+        "limit": limit,
+        "measured": measured,
+        "verdict": verdict,
+        "kind": document["kind"],
+    }
+
+
+def _first(result: Result | None) -> float | None:
+    return figures.figure(result, "pause_weights").first if result else None
+
+
+def _later(result: Result | None) -> float | None:
+    return figures.figure(result, "pause_weights").most if result else None
+
+
+def _returns(result: Result | None) -> float | None:
+    return figures.figure(result, "resume_weights", "returned").most_of_all if result else None
+
+
+def _link(document: Document) -> float | None:
+    seconds = figures.link_seconds(document, "in")
+    return OVER_LINK * seconds if seconds is not None else None
+
+
+def _median(result: Result | None, operation: str) -> float | None:
+    return figures.figure(result, operation).median if result else None

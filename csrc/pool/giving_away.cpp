@@ -1,0 +1,140 @@
+#include "pool/giving_away.h"
+
+#include "base/clock.h"
+#include "base/problems.h"
+#include "pool/restore.h"
+
+namespace fencepool {
+namespace {
+
+constexpr const char* kUnchanged = "Nothing was changed; pause again";
+
+}  // namespace
+
+void GivingAway::run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt) {
+  const Scopes scopes(claims_.devices());  // all of them before anything is unmapped
+  try {
+    for (const auto& copy : copies) give_away_copied(*copy, interrupt);
+    give_away_without_backup();
+  } catch (Error& error) {
+    take_back(&error);
+    throw;
+  } catch (const std::exception&) {
+    take_back(nullptr);
+    throw;
+  }
+}
+
+void GivingAway::give_away_copied(const CopyOut& copy, const Interrupt& interrupt) {
+  const Pool::Claim& claim = copy.claim();
+  for (const CopyOut::Batch& batch : copy.batches()) {
+    try {
+      static_cast<void>(wait_for(*batch.copied, -1, interrupt));
+    } catch (Error& error) {
+      claim.pool().explain(error, copy.bytes(), kUnchanged);
+      throw;
+    }
+    for (Segment* segment : batch.segments) {
+      segment->is_backed_up = true;
+      unmap(claim, *segment);
+      release(claim, *segment);
+    }
+  }
+}
+
+// Contents are dropped here, and cannot be brought back: everything is unmapped, which can be undone,
+// before the first is released, which cannot. A pool that was paused before gives up what it still
+// holds, except contents that are nowhere else.
+void GivingAway::give_away_without_backup() {
+  for (const bool is_releasing : {false, true}) {
+    for (const auto& claim : claims_) {
+      const bool is_backed_up = claim->policy().backup == Backup::kHost;
+      if (is_backed_up && claim->state() == State::kActive) continue;  // given away already
+      for (Segment* segment : claim->segments()) {
+        if (is_backed_up && segment->has_contents_kept && !segment->is_backed_up) {
+          if (is_releasing) report_.unreleased_bytes += segment->range.size();
+        } else if (is_releasing) {
+          release(*claim, *segment);
+        } else {
+          unmap(*claim, *segment);
+        }
+      }
+    }
+  }
+}
+
+void GivingAway::unmap(const Pool::Claim& claim, Segment& segment) {
+  if (segment.mapping == nullptr) return;
+  Stopwatch watch;
+  const CUresult status = segment.mapping->unmap();
+  unmapping_ += watch.lap();
+  if (status != CUDA_SUCCESS) {
+    Error error = claim.device().driver().failure(Call::cuMemUnmap, status);
+    claim.pool().explain(error, segment.range.size(), kUnchanged);
+    throw error;
+  }
+  segment.mapping.reset();
+}
+
+void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
+  if (segment.physical == nullptr) return;
+  Stopwatch watch;
+  CUresult status = segment.physical->release();
+  if (status != CUDA_SUCCESS) status = segment.physical->release();
+  releasing_ += watch.lap();
+  if (status == CUDA_SUCCESS) {
+    segment.physical.reset();
+    segment.has_contents_kept = false;
+    is_any_released_ = true;
+    claims_.report_of(claim).bytes += segment.range.size();
+    return;
+  }
+  if (!is_any_released_) {
+    Error error = claim.device().driver().failure(Call::cuMemRelease, status);
+    claim.pool().explain(error, segment.range.size(), kUnchanged);
+    throw error;
+  }
+  segment.has_contents_kept = true;
+  report_.unreleased_bytes += segment.range.size();
+  problems::record({claim.pool().tag(), ": cuMemRelease was refused twice; the memory stays held for now"});
+}
+
+// Makes every pool active again as it was: memory that was kept is mapped, contents and all; what was
+// released is taken again and filled from the backup. A pool for which that fails is paused, its
+// contents partly in the memory it keeps and partly in the backup: resume() puts them together.
+void GivingAway::take_back(Error* error) noexcept {
+  for (const auto& claim : claims_) {
+    if (claim->state() == State::kPaused) continue;  // it was paused before
+    try {
+      bool is_whole = true;
+      for (Segment* segment : claim->segments()) {
+        segment->has_contents_kept = segment->physical != nullptr;
+        is_whole = is_whole && segment->mapping != nullptr;
+      }
+      if (is_whole) {
+        for (Segment* segment : claim->segments()) segment->has_contents_kept = segment->is_backed_up = false;
+        continue;
+      }
+      Restore restore(*claim);
+      restore.take_memory();
+      restore.map();
+      if (restore.submit() != nullptr && !drain(*claim)) {
+        throw Error(Kind::kDriver, "copies from the backup could not be awaited");
+      }
+      restore.commit();
+    } catch (const std::exception& second) {
+      claim->set_state(State::kPaused);
+      problems::record({claim->pool().tag(), ": is paused after a pause that failed: ", second.what()});
+      try {
+        if (error != nullptr) {
+          error->add_note("while undoing: " + std::string(second.what()) + "; " + claim->pool().describe() +
+                          " is paused now, its contents are kept; resume() brings it back");
+        }
+      } catch (const std::exception&) {
+        problems::record({claim->pool().tag(), ": no memory to say so in the error"});
+      }
+    }
+  }
+}
+
+}  // namespace fencepool

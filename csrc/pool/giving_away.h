@@ -1,0 +1,43 @@
+// The part of a pause that gives device memory away, and how it is taken back when something fails.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "pool/claims.h"
+#include "pool/copy_out.h"
+
+namespace fencepool {
+
+// Unmaps and releases the memory of all claimed pools: pools with a backup first, batch by batch as
+// their copies end, so that releasing hides behind copying; then, when nothing of those can fail any
+// more, the pools without.
+//
+// On failure everything given away so far is taken back, contents from the backup, and the error is
+// thrown. A release that is refused twice, after others have succeeded, is no failure: that memory
+// stays with its segment until the next pause or resume, and is counted in the report.
+class GivingAway {
+ public:
+  GivingAway(Claims& claims, TransitionReport& report) : claims_(claims), report_(report) {}
+
+  void run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt);
+
+  double seconds_unmapping() const { return unmapping_; }
+  double seconds_releasing() const { return releasing_; }
+
+ private:
+  void give_away_copied(const CopyOut& copy, const Interrupt& interrupt);
+  void give_away_without_backup();
+  void unmap(const Pool::Claim& claim, Segment& segment);
+  void release(const Pool::Claim& claim, Segment& segment);
+  void take_back(Error* error) noexcept;
+
+  Claims& claims_;
+  TransitionReport& report_;
+  bool is_any_released_ = false;
+  double unmapping_ = 0;
+  double releasing_ = 0;
+};
+
+}  // namespace fencepool

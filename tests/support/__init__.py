@@ -1,0 +1,1 @@
+"""What the behavioural tests share: the machine below the pools, policies, contents, child processes."""

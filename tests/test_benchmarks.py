@@ -1,0 +1,260 @@
+"""The latency benchmark on the embedded driver: what it writes, and when it must fail."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+OPERATIONS = {"pause_kv", "pause_weights", "resume_weights", "resume_kv"}
+
+
+@dataclass
+class Run:
+    status: int
+    output: str
+    folder: Path
+
+    @property
+    def document(self) -> dict[str, Any]:
+        (path,) = self.folder.glob("*.json")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def system(self, name: str) -> dict[str, Any]:
+        (found,) = [one for one in self.document["systems"] if one["id"] == name]
+        return found
+
+
+def run_benchmark(folder: Path, *options: str) -> Run:
+    command = [sys.executable, str(BENCHMARKS / "resume_latency.py"), "--output", str(folder), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return Run(done.returncode, done.stdout + done.stderr, folder)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory) -> Run:
+    systems = "pinned_copy,fencepool/adopted,torch_memory_saver,naive_offload"
+    folder = tmp_path_factory.mktemp("results")
+    return run_benchmark(folder, "--device", "cpu", "--systems", systems, "--cycles", "2", "--hold", "0")
+
+
+@pytest.fixture
+def benchmark_modules(monkeypatch):
+    """Import the benchmark's modules as its script does, and forget them afterwards."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(BENCHMARKS) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def test_a_run_says_what_it_was_measured_on(emulated):
+    assert emulated.status == 0, emulated.output
+    document = emulated.document
+    assert document["schema"] == 1
+    assert document["benchmark"] == "resume_latency"
+    assert document["layout"]["name"] == "tiny"
+    assert document["layout"]["weights"]["tensors"] == 16
+    assert document["layout"]["kv_cache"] == {"tensors": 4, "bytes": 16 << 20}
+    assert {"gpu", "driver", "cuda", "cpu", "cores", "memory_bytes", "kernel"} <= set(document["machine"])
+    assert {"fencepool", "torch", "torch_memory_saver"} <= set(document["versions"])
+
+
+def test_a_run_keeps_every_sample(emulated):
+    result = emulated.system("fencepool/adopted")
+    assert result["status"] == "ok"
+    assert [cycle["index"] for cycle in result["cycles"]] == [0, 1, 2]
+    wanted = sum(emulated.document["layout"][tag]["bytes"] for tag in ("weights", "kv_cache"))
+    for cycle in result["cycles"]:
+        assert set(cycle["operations"]) == OPERATIONS
+        assert cycle["contents"] == "verified"
+        assert cycle["free_bytes_paused"] - cycle["free_bytes_before"] >= wanted
+        for sample in cycle["operations"].values():
+            assert 0 < sample["returned"] <= sample["done"]
+            assert "total" in sample["phases"]
+    figures = result["summary"]["pause_weights_done"]
+    assert figures["first"] == result["cycles"][0]["operations"]["pause_weights"]["done"]
+    assert figures["min"] <= figures["median"] <= figures["max"]
+    link = emulated.system("pinned_copy")["link"]
+    assert link["bytes"] >= emulated.document["layout"]["weights"]["bytes"]
+    assert len(link["in_seconds"]) == len(link["out_seconds"]) == 2
+
+
+def test_an_emulation_is_marked_wherever_its_figures_go(emulated):
+    document = emulated.document
+    assert document["kind"] == "emulation"
+    assert all(result["kind"] == "emulation" for result in document["systems"])
+    assert all(target["kind"] == "emulation" for target in document["targets"])
+    assert all(one["kind"] == "emulation" for one in emulated.system("fencepool/adopted")["summary"].values())
+    verdicts = {target["verdict"] for target in document["targets"]}
+    assert verdicts == {"not judged: emulation", "not measured"}
+    for path in emulated.folder.iterdir():
+        assert "emulation" in path.name
+    rows = [line for line in emulated.output.splitlines() if "fencepool/adopted" in line and "│" in line]
+    assert rows
+    assert all("emulation" in row or "not measured" in row for row in rows)
+
+
+def test_peers_that_need_a_gpu_are_listed(emulated):
+    for name in ("torch_memory_saver/cpu-backup", "torch_memory_saver/no-backup", "naive_offload"):
+        assert emulated.system(name)["status"] == "not run"
+        assert emulated.system(name)["reason"] == "needs a GPU"
+    assert emulated.output.count("not run: needs a GPU") >= 4
+
+
+def test_the_tables_can_be_made_again_from_the_json_file(emulated, tmp_path):
+    (source,) = emulated.folder.glob("*.json")
+    copy = tmp_path / source.name
+    copy.write_bytes(source.read_bytes())
+    command = [sys.executable, str(BENCHMARKS / "resume_latency.py"), "--render", str(copy)]
+    subprocess.run(command, capture_output=True, check=True, timeout=110)
+    page = copy.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == source.with_suffix(".md").read_text(encoding="utf-8")
+    assert "(emulation)" in page.splitlines()[0]
+    assert "| fencepool/adopted |" in page
+    assert "| torch_memory_saver/no-backup | not run: needs a GPU | emulation |" in page
+
+
+def test_wrong_contents_fail_the_run_and_leave_no_figure(tmp_path):
+    options = "--device cpu --systems pinned_copy,fencepool/adopted --cycles 1 --hold 0 --break-contents"
+    run = run_benchmark(tmp_path, *options.split())
+    assert run.status == 1
+    result = run.system("fencepool/adopted")
+    assert result["status"] == "failed"
+    assert "1 of 16 weight tensors differ" in result["reason"]
+    assert "cycles" not in result
+    assert "summary" not in result
+    assert run.system("pinned_copy")["status"] == "ok"  # another system's results survive
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "tpu"), "unknown device"),
+        (("--device", "cpu", "--layout", "70b"), "unknown layout"),
+        (("--device", "cpu", "--layout", "7b"), "too large"),
+        (("--device", "cpu", "--systems", "other"), "unknown system"),
+    ],
+)
+def test_bad_options_are_refused(benchmark_modules, options, message):
+    import typer
+    from typer.testing import CliRunner
+
+    app = typer.Typer()
+    app.command()(benchmark_modules("resume_latency").main)
+    result = CliRunner().invoke(app, list(options), env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_peer_that_is_missing_or_dies_is_said(benchmark_modules, tmp_path, monkeypatch):
+    isolation, systems = benchmark_modules("isolation"), benchmark_modules("systems")
+    (tmp_path / "dying_peer.py").write_text(
+        "import os\ndef run(plan):\n    print('last words')\n    os.abort()\n"
+    )
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    plan = benchmark_modules("cycles").Plan("", "cpu", "tiny", 1, 0.0)
+    result = isolation.measure(systems.Entry("peer", "", "dying_peer", ""), plan)
+    assert result["status"] == "failed"
+    assert "without a result" in result["reason"]
+    absent = systems.Entry("peer", "", "", "", needs_gpu=True, package="no_such_package_of_a_peer")
+    assert isolation.why_not_run(absent, "cuda:0") == "no_such_package_of_a_peer is not installed"
+    assert isolation.why_not_run(absent, "cpu") == "needs a GPU"
+
+
+def test_memory_that_is_not_released_is_no_result(benchmark_modules):
+    import torch
+
+    cycles, layouts = benchmark_modules("cycles"), benchmark_modules("layouts")
+    layout = layouts.LAYOUTS["tiny"]
+
+    class KeepsItAll:
+        has_backup = keeps_addresses = True
+
+        def __init__(self):
+            self.made = {
+                tag: [torch.empty(shape, dtype=torch.bfloat16) for shape in layout.shapes(tag)]
+                for tag in ("weights", "kv_cache")
+            }
+
+        def tensors(self, tag):
+            return self.made[tag]
+
+        def pause(self, tag):
+            return {}
+
+        def resume(self, tag):
+            return {}
+
+        def finish(self):
+            pass
+
+    class Idle:
+        def synchronize(self):
+            pass
+
+        def free_bytes(self):
+            return 1 << 30
+
+    with pytest.raises(cycles.NotReleased, match="released 0 bytes"):
+        cycles.measure(KeepsItAll(), Idle(), layout, cycles.Plan("", "cpu", "tiny", 1, 0.0))
+
+
+def test_the_large_layout_is_the_one_that_was_announced(benchmark_modules):
+    layout = benchmark_modules("layouts").LAYOUTS["7b"]
+    assert len(layout.weights) == 198
+    assert layout.size("weights") / 2**30 == pytest.approx(14.19, abs=0.005)
+    assert layout.size("kv_cache") == 56 << 30
+    assert len(layout.kv_cache) == 56
+
+
+def test_targets_are_judged_by_the_worst_sample_and_by_medians(benchmark_modules):
+    targets = benchmark_modules("targets")
+
+    def result(name: str, kv_pause: float, later_pauses: tuple[float, ...] = (0.29, 0.28)) -> dict[str, Any]:
+        cycles = []
+        for pause in (0.6, *later_pauses):
+            seconds = {"pause_kv": kv_pause, "pause_weights": pause, "resume_weights": 0.28}
+            seconds["resume_kv"] = 0.01
+            operations = {
+                key: {"returned": 0.01, "done": value, "phases": {}} for key, value in seconds.items()
+            }
+            cycles.append({"operations": operations})
+        return {"id": name, "status": "ok", "cycles": cycles, "kind": "measured"}
+
+    link = {"bytes": 30 * 10**9, "in_seconds": [0.5, 0.55, 0.6]}
+    document = {
+        "kind": "measured",
+        "layout": {"weights": {"bytes": 15 * 10**9}},
+        "systems": [
+            {"id": "pinned_copy", "status": "ok", "link": link},
+            result("fencepool/adopted", 0.05),
+            result("fencepool/per-tensor", 0.05, (0.1, 0.31)),
+            result("torch_memory_saver/cpu-backup-retained", 0.04),
+            {"id": "torch_memory_saver/no-backup", "status": "not run", "reason": "is not installed"},
+        ],
+    }
+    rows = {(row["system"], row["target"]): row for row in targets.evaluate(document)}
+    verdicts = {key: row["verdict"] for key, row in rows.items()}
+    assert verdicts["fencepool/adopted", "first pause with backup"] == "met"
+    assert verdicts["fencepool/adopted", "later pauses with backup"] == "met"
+    assert verdicts["fencepool/per-tensor", "later pauses with backup"] == "missed"
+    restore = rows["fencepool/adopted", "restore complete, 1.05 x the link"]
+    assert restore["verdict"] == "met"
+    assert restore["limit"] == pytest.approx(1.05 * 0.275)
+    against = "of the KV cache, against torch_memory_saver/cpu-backup-retained"
+    assert verdicts["fencepool/adopted", f"pause {against}"] == "missed"
+    assert verdicts["fencepool/adopted", f"resume {against}"] == "met"
+    assert verdicts["fencepool/prepared", "first pause after prepare()"] == "not measured"

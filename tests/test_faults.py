@@ -1,0 +1,214 @@
+"""Every driver call of every operation fails in turn: nothing changes, nothing is lost, and a retry works.
+
+The calls are learnt from a clean run; then each one fails once, and from then on, and the whole driver fails
+from each of them on. The embedded driver's table is where the faults are put in: the code above is the same
+for both providers.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import fencepool as fp
+from fencepool import _core
+from support.contents import is_same, pattern
+from support.faults import OWN, SHARED, Held, Scenario, World, calls_of, sweep
+from support.machine import Machine
+from support.policies import KEEPING, POLICIES
+from support.waiting import eventually
+
+_numbers = itertools.count()
+
+# Points of a scenario without and with a backup. Fewer mean that the sweep has shrunk.
+LEAST_POINTS = {
+    "pause": (110, 150),
+    "pause again": (110, 140),
+    "pause two tags": (120, 220),
+    "resume": (85, 150),
+    "resume two tags": (130, 260),
+    "allocate": (25, 25),
+    "allocate small": (12, 12),
+    "free": (180, 180),
+    "adopt": (25, 25),
+    "prepare": (0, 24),
+    "trim": (12, 27),
+    "close": (12, 36),
+}
+
+
+def states(world: World, *wanted: str) -> list[str]:
+    found = [pool.state for pool in world.pools]
+    wrong = [] if found == list(wanted) else [f"the pools are {found} instead of {list(wanted)}"]
+    return wrong + world.wrong_contents() + world.paused_but_mapped()
+
+
+def first(world: World) -> str:
+    return world.tags[0]
+
+
+def allocate(world: World, size: int) -> None:
+    world.result = world.pools[0].empty((size,), dtype=torch.uint8)
+
+
+def is_usable(world: World) -> list[str]:
+    tensor = world.result
+    if not world.machine.is_all_mapped(tensor):
+        return ["the new tensor is not mapped"]
+    expected = pattern(tensor.numel(), 5)
+    tensor.copy_(expected)
+    return ([] if is_same(tensor, expected) else ["the new tensor does not hold what was written"]) + states(
+        world, "active", "active"
+    )
+
+
+def free_first(world: World) -> None:
+    for held in world.held:
+        if held.pool is world.pools[0]:
+            held.tensor = None
+
+
+def is_free(world: World) -> list[str]:
+    status = world.pools[0].status()  # a look at the pool takes up what had to be put off
+    wrong = [] if status.bytes_used == 0 else [f"{status.bytes_used} bytes still count as used"]
+    if status.bytes_reserved and not _core.problems():
+        wrong.append(f"{status.bytes_reserved} bytes are still reserved, and no problem says why")
+    return wrong + states(world, "active", "active")
+
+
+def make_outsider(world: World) -> None:
+    expected = pattern(SHARED, 9)
+    world.held.append(Held(world.pools[1], expected.clone(), expected))
+
+
+def adopt_outsider(world: World) -> None:
+    world.pools[1].adopt(world.held[-1].tensor)
+
+
+def is_adopted(world: World) -> list[str]:
+    wrong = [] if world.pools[1].contains(world.held[-1].tensor) else ["the tensor is not in the pool"]
+    return wrong + states(world, "active", "active")
+
+
+def is_prepared(world: World) -> list[str]:
+    status = world.pools[0].status()
+    # Each tensor in whole steps of 512 bytes, and no more.
+    wanted = OWN + 3072 if world.policy.keeps_contents else 0
+    wrong = (
+        []
+        if status.host_bytes == wanted
+        else [f"{status.host_bytes} bytes of host memory instead of {wanted}"]
+    )
+    return wrong + states(world, "active", "active")
+
+
+def is_trimmed(world: World) -> list[str]:
+    status = world.pools[0].status()
+    wrong = [] if status.host_bytes == 0 else [f"{status.host_bytes} bytes of host memory are held"]
+    return wrong + states(world, "active", "active")
+
+
+def empty_first(world: World) -> None:
+    free_first(world)
+    world.held = [held for held in world.held if held.tensor is not None]
+    eventually(lambda: world.pools[0].status().pending_frees == 0, "the last work on them has ended")
+
+
+def is_closed(world: World) -> list[str]:
+    tags = {status.tag for status in fp.status()}
+    wrong = [] if world.tags[0] not in tags else ["the pool is still there"]
+    return wrong + world.wrong_contents()
+
+
+SCENARIOS = [
+    Scenario(
+        "pause",
+        act=lambda world: world.pause(first(world)),
+        wrong_after=lambda world: states(world, "paused", "active"),
+        prepare=World.warm_up,
+    ),
+    Scenario(
+        "pause again",
+        act=lambda world: world.pause(first(world)),
+        wrong_after=lambda world: states(world, "paused", "active"),
+        prepare=World.cycle,
+    ),
+    Scenario(
+        "pause two tags",
+        act=lambda world: world.pause(*world.tags),
+        wrong_after=lambda world: states(world, "paused", "paused"),
+        prepare=World.warm_up,
+    ),
+    Scenario(
+        "resume",
+        act=lambda world: world.resume(first(world)),
+        wrong_after=lambda world: states(world, "active", "active"),
+        prepare=lambda world: (world.warm_up(), fp.pause(first(world))),
+    ),
+    Scenario(
+        "resume two tags",
+        act=lambda world: world.resume(*world.tags),
+        wrong_after=lambda world: states(world, "active", "active"),
+        prepare=lambda world: (world.warm_up(), fp.pause(*world.tags)),
+    ),
+    Scenario("allocate", act=lambda world: allocate(world, OWN), wrong_after=is_usable),
+    Scenario("allocate small", act=lambda world: allocate(world, SHARED), wrong_after=is_usable),
+    Scenario("free", act=free_first, wrong_after=is_free, never_raises=True),
+    Scenario("adopt", act=adopt_outsider, wrong_after=is_adopted, prepare=make_outsider),
+    Scenario(
+        "prepare", act=lambda world: world.pools[0].prepare(), wrong_after=is_prepared, prepare=World.warm_up
+    ),
+    Scenario("trim", act=lambda world: world.pools[0].trim(), wrong_after=is_trimmed, prepare=World.cycle),
+    Scenario(
+        "close",
+        act=lambda world: world.pools[0].close(),
+        wrong_after=is_closed,
+        prepare=lambda world: (world.cycle(), empty_first(world)),
+    ),
+]
+
+
+@pytest.mark.leaves
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+def test_a_failing_call_changes_nothing_and_loses_nothing(
+    scenario: Scenario, policy, host: Machine, record_property
+):
+    def make() -> World:
+        number = next(_numbers)
+        return World(host, policy, (f"first-{number}", f"second-{number}"))
+
+    found = sweep(make, scenario)
+    record_property("points", found.points)
+    record_property("raised", found.raised)
+    record_property("leaked", found.leaked)
+    counts = f"{found.points} points, {found.raised} raised, {found.leaked} leaked"
+    print(f"{scenario.name}, {policy.name}: {counts}")
+    assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
+    assert found.points >= LEAST_POINTS[scenario.name][policy.keeps_contents]
+    assert found.raised > 0 or scenario.never_raises or found.points == 0
+
+
+def test_the_sweep_covers_every_scenario_and_thousands_of_points():
+    assert {scenario.name for scenario in SCENARIOS} == set(LEAST_POINTS)
+    without = sum(policy.backup == "none" for policy in POLICIES)
+    least = sum(low * without + high * (len(POLICIES) - without) for low, high in LEAST_POINTS.values())
+    assert least >= 4000
+
+
+def test_the_calls_that_are_made_to_fail_are_those_of_each_step():
+    """A sweep over calls that are not made would show nothing: what each operation rests on is among them."""
+    machine = Machine("cpu")
+    wanted = {
+        "pause": {"cuCtxRecordEvent", "cuMemHostRegister", "cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemRelease"},
+        "resume": {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuCtxWaitEvent"},
+        "allocate": {"cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"},
+        "free": {"cuCtxRecordEvent", "cuMemUnmap", "cuMemRelease", "cuMemAddressFree"},
+        "trim": {"cuMemHostUnregister"},
+        "close": {"cuStreamDestroy"},
+    }
+    for scenario in SCENARIOS:
+        number = next(_numbers)
+        calls = calls_of(lambda n=number: World(machine, KEEPING[0], (f"a-{n}", f"b-{n}")), scenario)
+        assert wanted.get(scenario.name, set()) <= set(calls), scenario.name

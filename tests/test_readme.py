@@ -1,0 +1,64 @@
+"""The Python in README.md runs as it stands, and the documents' links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def python_of(document: Path) -> str:
+    """A document's Python blocks as one program, every line on the number it has in the document."""
+    is_code = False
+    lines = []
+    for line in document.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            is_code = line == "```python"
+            lines.append("")
+        else:
+            lines.append(line if is_code else "")
+    return "\n".join(lines)
+
+
+def test_readme_examples_run(tmp_path):
+    source = python_of(ROOT / "README.md")
+    assert "import fencepool" in source
+    # A process of its own: the reader starts from nothing, too. Tracebacks name README.md and its lines.
+    program = f"exec(compile({source!r}, 'README.md', 'exec'), {{'__name__': '__main__'}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "released" in done.stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert not missing
+
+
+def test_the_layout_in_contributing_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \|", text.split("## Layout")[1].split("\n## ")[0], re.MULTILINE)
+    paths = [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
+    assert "csrc/pool/" in paths
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_every_layer_is_in_the_layout():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    layers = [path for path in (ROOT / "csrc").iterdir() if path.is_dir()]
+    assert not [path.name for path in layers if f"`csrc/{path.name}/`" not in text]
