@@ -21,7 +21,7 @@ FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint ruff mypy clang-format clang-tidy format build wheels sanitizers soak clean distclean
+.PHONY: help demo test check lint ruff mypy clang-format clang-tidy format build wheels soak sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,10 @@ check: soak sanitizers wheels ## The long checks: soak tests, sanitizers, wheels
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-sanitizers: $(VENV)/.test ## Tests under address+undefined and thread sanitizers
-	scripts/check_sanitizers.sh $(PY)
+sanitizers: sanitize-address sanitize-thread ## Tests under address+undefined and thread sanitizers
+
+sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
+	scripts/check_sanitizer.sh $(PY) $* $(PYTEST_ARGS)
 
 wheels: $(VENV)/.test ## Source distribution and wheels, smoke-tested on CPython 3.10 to 3.13
 	$(PY) scripts/check_wheels.py

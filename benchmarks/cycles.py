@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 import contents
+import host_pages
 from devices import Device
 from layouts import KV_CACHE, WEIGHTS, Layout
 
@@ -68,6 +69,8 @@ def measure(system: System, device: Device, layout: Layout, plan: Plan) -> list[
     Raises:
         ContentsError, MovedError, NotReleased: the system did not do what is being timed.
     """
+    if system.has_backup:
+        host_pages.touch(layout.size(WEIGHTS) * 5 // 4)
     contents.fill(system.tensors(WEIGHTS))
     addresses = _addresses(system)
     gc.collect()

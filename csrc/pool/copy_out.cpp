@@ -29,7 +29,7 @@ void CopyOut::start() {
       batch_bytes += piece.size;
     }
     batch.push_back(segment);
-    if (batch_bytes >= kBatch) {
+    if (batch_bytes >= kBatch && provision_.bytes_added() == 0) {
       end_batch(batch);
       batch_bytes = 0;
     }

@@ -31,7 +31,8 @@ class CopyOut {
   // The host memory and the places of the contents stay with the pool: from here on the backup is true
   // for every segment whose copies have ended.
   void keep();
-  // In the order in which they end.
+  // In the order in which they end. One batch while host memory is still being provisioned: the driver
+  // then makes every call wait, and events are calls.
   const std::vector<Batch>& batches() const { return batches_; }
 
   Pool::Claim& claim() const { return claim_; }
