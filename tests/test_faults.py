@@ -31,7 +31,7 @@ LEAST_POINTS = {
     "resume two tags": (130, 260),
     "allocate": (25, 25),
     "allocate small": (12, 12),
-    "free": (180, 180),
+    "free": (150, 150),
     "adopt": (25, 25),
     "prepare": (0, 24),
     "trim": (12, 27),

@@ -11,7 +11,7 @@ namespace {
 
 std::size_t thread_count(std::size_t chunks) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  return std::min({chunks, cores, Provision::kThreads});
+  return std::min({chunks, cores, Provision::kTouchingThreads + Provision::kPinningThreads});
 }
 
 }  // namespace

@@ -18,9 +18,10 @@ namespace fencepool {
 class Provision {
  public:
   static constexpr std::size_t kChunk = std::size_t{128} << 20;  // bytes
-  static constexpr std::size_t kThreads = 12;
-  // Of those, how many pin. The driver serialises pinning and makes every other call wait behind it: more
-  // would hold up the thread that submits copies.
+  // More threads that touch take the memory's bandwidth from the copies that go on meanwhile. The driver
+  // serialises pinning and makes every other call wait behind it: more threads that pin would hold up the
+  // one that submits copies.
+  static constexpr std::size_t kTouchingThreads = 8;
   static constexpr std::size_t kPinningThreads = 2;
 
   // Starts to grow `buffer` to at least `bytes`. Throws kHostMemory when the host has not enough;
