@@ -17,9 +17,10 @@ HostBuffer::Place HostBuffer::place(std::size_t position, std::size_t size) cons
 }
 
 void HostBuffer::append(std::unique_ptr<HostChunk> chunk) {
+  starts_.reserve(starts_.size() + 1);
+  chunks_.push_back(std::move(chunk));  // may throw; nothing has changed then
   starts_.push_back(capacity_);
-  capacity_ += chunk->memory.size();
-  chunks_.push_back(std::move(chunk));
+  capacity_ += chunks_.back()->memory.size();
 }
 
 void HostBuffer::clear() noexcept {
@@ -29,7 +30,7 @@ void HostBuffer::clear() noexcept {
   }
   std::atomic<std::size_t> next{0};
   const auto work = [&]() noexcept {
-    for (std::size_t i = next++; i < chunks_.size(); i = next++) chunks_[i].reset();
+    for (std::size_t i = next++; i < chunks_.size(); i = next++) drop(chunks_[i]);
   };
   std::vector<std::thread> helpers;
   try {
@@ -46,10 +47,19 @@ void HostBuffer::clear() noexcept {
   capacity_ = 0;
 }
 
-void HostBuffer::truncate(std::size_t chunks) {
+void HostBuffer::drop(std::unique_ptr<HostChunk>& chunk) noexcept {
+  if (is_unsettled_) {
+    static_cast<void>(chunk.release());
+  } else {
+    chunk.reset();
+  }
+}
+
+void HostBuffer::truncate(std::size_t chunks) noexcept {
   while (chunks_.size() > chunks) {
     capacity_ = starts_.back();
     starts_.pop_back();
+    drop(chunks_.back());
     chunks_.pop_back();
   }
 }

@@ -44,19 +44,29 @@ class HostBuffer {
 
   // Unpins and gives back everything, on several threads. Nothing may be copying to or from it.
   void clear() noexcept;
+  // Copies that could not be awaited may still write to it: until that is settled, what would be given
+  // back is leaked instead.
+  void set_unsettled() noexcept { is_unsettled_ = true; }
+  void set_settled() noexcept { is_unsettled_ = false; }
+  bool is_unsettled() const { return is_unsettled_; }
+  // Gives back all but the first `chunks`. Nothing may be copying to or from the rest.
+  void truncate(std::size_t chunks) noexcept;
+  std::size_t chunk_count() const { return chunks_.size(); }
 
   std::size_t capacity() const { return capacity_; }  // bytes
   Device& device() const { return device_; }
 
  private:
+  void drop(std::unique_ptr<HostChunk>& chunk) noexcept;
+
   friend class Provision;
   void append(std::unique_ptr<HostChunk> chunk);
-  void truncate(std::size_t chunks);
 
   Device& device_;
   std::vector<std::unique_ptr<HostChunk>> chunks_;
   std::vector<std::size_t> starts_;  // position of each chunk's first byte
   std::size_t capacity_ = 0;
+  bool is_unsettled_ = false;
 };
 
 }  // namespace fencepool

@@ -80,7 +80,9 @@ void Provision::touch() {
   for (;;) {
     const std::size_t index = next_touched_.fetch_add(1);
     if (is_stopped_ || index >= buffer_.chunks_.size()) return;
-    buffer_.chunks_[index]->memory.populate();
+    host_memory::Reservation& memory = buffer_.chunks_[index]->memory;
+    memory.populate();
+    promise_->fulfil(memory.size());
     const Lock lock(mutex_);
     steps_[index - first_new_] = Step::kTouched;
     changed_.notify_all();
@@ -106,24 +108,19 @@ void Provision::pin() {
   }
 }
 
-void Provision::wait(std::size_t chunk) {
+void Provision::wait(std::size_t chunk, const Interrupt& interrupt) {
   if (chunk < first_new_) return;
   const Lock lock(mutex_);
-  while (!failure_ && steps_[chunk - first_new_] != Step::kPinned) changed_.wait(mutex_);
+  while (!failure_ && steps_[chunk - first_new_] != Step::kPinned) {
+    changed_.wait_for(mutex_, std::chrono::milliseconds(50));
+    call_unlocked(mutex_, interrupt);
+  }
   if (failure_) std::rethrow_exception(failure_);
 }
 
-void Provision::keep() {
-  for (std::size_t chunk = first_new_; chunk < buffer_.chunks_.size(); ++chunk) wait(chunk);
+void Provision::keep(const Interrupt& interrupt) {
+  for (std::size_t chunk = first_new_; chunk < buffer_.chunks_.size(); ++chunk) wait(chunk, interrupt);
   is_kept_ = true;
-}
-
-void Provision::leak() noexcept {
-  join();
-  for (std::size_t i = first_new_; i < buffer_.chunks_.size(); ++i) {
-    buffer_.chunks_[i]->memory.leak();
-    static_cast<void>(buffer_.chunks_[i]->registration.release());
-  }
 }
 
 void Provision::join() noexcept {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backup/host_buffer.h"
+#include "base/interrupt.h"
 #include "base/mutex.h"
 
 namespace fencepool {
@@ -33,12 +34,9 @@ class Provision {
   Provision& operator=(const Provision&) = delete;
 
   // Waits until that chunk can be copied to. Throws what went wrong on a thread.
-  void wait(std::size_t chunk) EXCLUDES(mutex_);
+  void wait(std::size_t chunk, const Interrupt& interrupt) EXCLUDES(mutex_);
   // Waits for all; the new chunks stay in the buffer.
-  void keep() EXCLUDES(mutex_);
-  // The new chunks may still be written to by work that could not be awaited: never give them back.
-  void leak() noexcept;
-
+  void keep(const Interrupt& interrupt) EXCLUDES(mutex_);
   std::size_t bytes_added() const { return bytes_added_; }
 
  private:

@@ -116,7 +116,7 @@ std::size_t available() {
   return std::min(read_field("/proc/meminfo", "MemAvailable:", 1024), every_group_leaves());
 }
 
-Promise::Promise(std::size_t bytes) : bytes_(bytes) {
+Promise::Promise(std::size_t bytes) : left_(bytes) {
   const std::size_t before = promised.fetch_add(bytes);
   const char* setting = std::getenv("FENCEPOOL_HOST_MEMORY_CHECK");  // NOLINT(concurrency-mt-unsafe)
   if (setting != nullptr && std::string_view(setting) == "0") return;
@@ -130,7 +130,12 @@ Promise::Promise(std::size_t bytes) : bytes_(bytes) {
   throw error;
 }
 
-Promise::~Promise() { promised -= bytes_; }
+Promise::~Promise() { promised -= left_; }
+
+void Promise::fulfil(std::size_t bytes) noexcept {
+  left_ -= bytes;
+  promised -= bytes;
+}
 
 Reservation::Reservation(std::size_t size, int numa_node) : size_(size) {
   // Over-reserve, then give back what lies outside the aligned part.

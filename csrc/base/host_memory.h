@@ -1,6 +1,7 @@
 // Host memory for backups: how much there is to take, and pages that are really there.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 
 namespace fencepool::host_memory {
@@ -17,11 +18,13 @@ class Promise {
   // the check off, for virtual machines whose memory grows only when it is used.
   explicit Promise(std::size_t bytes);
   ~Promise();
+  // So many of the bytes have been taken: the kernel counts them from now on. Thread-safe.
+  void fulfil(std::size_t bytes) noexcept;
   Promise(const Promise&) = delete;
   Promise& operator=(const Promise&) = delete;
 
  private:
-  std::size_t bytes_;
+  std::atomic<std::size_t> left_;
 };
 
 // Private anonymous memory, without pages behind it yet, aligned for huge pages and preferring them.

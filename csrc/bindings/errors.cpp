@@ -51,13 +51,15 @@ void raise(const Error& error) {
 }  // namespace
 
 void bind_errors(py::module_& module) {
-  py::register_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer) std::rethrow_exception(pointer);
-    } catch (const Error& error) {
-      raise(error);
-    }
-  });
+  // pybind11 fixes the signature.
+  py::register_exception_translator(
+      [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param)
+        try {
+          if (pointer) std::rethrow_exception(pointer);
+        } catch (const Error& error) {
+          raise(error);
+        }
+      });
   module.def("problems", &problems::list);
   module.def("problem_count", &problems::total);
   module.def("clear_problems", &problems::clear);

@@ -90,6 +90,7 @@ void bind_machine(py::module_& module) {
       "watch_streams",
       [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
         std::vector<CUstream> streams;
+        streams.reserve(handles.size());
         for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
         Device::get(provider_of(provider), ordinal).watch_streams(streams);
       },

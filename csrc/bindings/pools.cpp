@@ -56,8 +56,8 @@ Policy policy_of(const std::string& backup, bool is_retained, const std::string&
 // What keeps a block alive while a tensor uses it.
 struct Lease {
   std::shared_ptr<Block> block;
-  std::int64_t shape;
-  dlpack::ManagedTensor managed;
+  std::int64_t shape = 0;
+  dlpack::ManagedTensor managed{};
 };
 
 // A DLPack capsule of `size` bytes. The tensor made from it keeps the block alive; when it dies, on

@@ -79,15 +79,22 @@ class Device {
 class Scopes {
  public:
   explicit Scopes(const std::vector<Device*>& devices) {
-    for (Device* device : devices) scopes_.push_back(std::make_unique<Device::Scope>(*device));
+    try {
+      for (Device* device : devices) scopes_.push_back(std::make_unique<Device::Scope>(*device));
+    } catch (...) {
+      end();
+      throw;
+    }
   }
-  ~Scopes() {
-    while (!scopes_.empty()) scopes_.pop_back();
-  }
+  ~Scopes() { end(); }
   Scopes(const Scopes&) = delete;
   Scopes& operator=(const Scopes&) = delete;
 
  private:
+  void end() noexcept {
+    while (!scopes_.empty()) scopes_.pop_back();
+  }
+
   std::vector<std::unique_ptr<Device::Scope>> scopes_;
 };
 

@@ -15,6 +15,13 @@ std::uint64_t next_serial() {
   return ++serial;
 }
 
+// A place in a segment that was made for what is taken from it.
+std::size_t take_room(Segment& segment, std::size_t size) {
+  const auto offset = segment.extents.take(size);
+  if (!offset) throw Error(Kind::kInvalid, "a new segment has no room for what it was made for");
+  return *offset;
+}
+
 }  // namespace
 
 Block::~Block() { pool_->give_back({segment_, offset_, size_}); }
@@ -52,7 +59,7 @@ Pool::Place Pool::take_small(std::size_t size) {
   // As large as all before it together, so that many small blocks need few segments.
   auto segment = make_segment(std::clamp(shared_bytes, device_.granularity(), kLargestShared));
   segment->is_shared = true;
-  const std::size_t offset = *segment->extents.take(size);
+  const std::size_t offset = take_room(*segment, size);
   Segment& inserted = *segments_.emplace(segment->range.address(), std::move(segment)).first->second;
   return {&inserted, offset, size};
 }
@@ -76,7 +83,7 @@ std::vector<Pool::Place> Pool::take_places(const std::vector<std::size_t>& sizes
         bytes += sizes[last++];
       auto segment = make_segment(bytes);
       for (; first < last; ++first)
-        places.push_back({segment.get(), *segment->extents.take(sizes[first]), sizes[first]});
+        places.push_back({segment.get(), take_room(*segment, sizes[first]), sizes[first]});
       const CUdeviceptr address = segment->range.address();
       made.emplace(address, std::move(segment));
     }

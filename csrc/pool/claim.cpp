@@ -4,6 +4,7 @@
 
 #include "base/problems.h"
 #include "base/process.h"
+#include "base/retry.h"
 
 namespace fencepool {
 namespace {
@@ -14,7 +15,7 @@ constexpr std::size_t kBridge = std::size_t{64} << 10;
 }  // namespace
 
 Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing, const Interrupt& interrupt)
-    : pool_(std::move(pool)), state_(State::kActive) {
+    : pool_(std::move(pool)) {
   process::require_owner();
   const Lock lock(pool_->mutex_);
   pool_->wait_until_unclaimed(interrupt);
@@ -26,6 +27,11 @@ Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing, const Interrup
 
 Pool::Claim::~Claim() {
   const Lock lock(pool_->mutex_);
+  try {
+    pool_->freed_.insert(pool_->freed_.end(), aside_.begin(), aside_.end());
+  } catch (const std::exception& error) {
+    problems::record({pool_->tag_, ": freed memory is leaked: ", error.what()});
+  }
   pool_->state_ = state_;
   pool_->claimed_for_ = nullptr;
   pool_->claimant_ = {};
@@ -37,6 +43,24 @@ Pool::Claim::~Claim() {
     pool_->reap();
   }
   pool_->unclaimed_.notify_all();
+}
+
+bool drain(const Pool::Claim& claim) noexcept {
+  const auto is_done = [&claim] {
+    try {
+      const Device::Scope scope(claim.device());
+      claim.stream().synchronize();
+      return true;
+    } catch (const std::exception& error) {
+      problems::record({"waiting for copies to end: ", error.what()});
+      return false;
+    }
+  };
+  return succeeds_in_two(is_done);
+}
+
+void Pool::Claim::settle() const {
+  if (pool_->buffer_.is_unsettled() && drain(*this)) pool_->buffer_.set_settled();
 }
 
 std::vector<Segment*> Pool::Claim::segments() const {
@@ -55,12 +79,21 @@ bool Pool::Claim::holds_memory() const {
   });
 }
 
-void Pool::Claim::reap_idle() {
+void Pool::Claim::set_freed_aside() {
   const Lock lock(pool_->mutex_);
-  pool_->reap_idle();
+  aside_.swap(pool_->freed_);
+  for (; !pool_->freed_batches_.empty(); pool_->freed_batches_.pop_front()) {
+    const auto& places = pool_->freed_batches_.front().places;
+    aside_.insert(aside_.end(), places.begin(), places.end());
+  }
 }
 
-Stream& Pool::Claim::stream() {
+void Pool::Claim::reap_aside() {
+  const Lock lock(pool_->mutex_);
+  for (; !aside_.empty(); aside_.pop_back()) pool_->release(aside_.back());
+}
+
+Stream& Pool::Claim::stream() const {
   if (pool_->stream_ == nullptr) pool_->stream_ = std::make_unique<Stream>(pool_->device_);
   return *pool_->stream_;
 }
@@ -102,7 +135,9 @@ void Pool::Claim::wait_for_restore(const Interrupt& interrupt) const {
   try {
     static_cast<void>(pool_->restore_->synchronize(-1, interrupt));
   } catch (const Error& error) {
-    problems::record({pool_->tag_, ": its last restore failed: ", error.what()});
+    // Not being able to ask does not mean that it has ended. Only the stream's own end does.
+    if (!drain(*this)) throw;
+    problems::record({pool_->tag_, ": its last restore could not be asked about: ", error.what()});
   }
 }
 

@@ -27,11 +27,15 @@ class Pool::Claim {
   // Whether a segment holds device memory or a mapping: a paused pool does only after a driver call
   // failed twice.
   bool holds_memory() const;
-  // Gives back what was freed before the device became idle. Only before segments() is used.
-  void reap_idle();
+  // What was freed up to now can be given back once the device has become idle after this: first set
+  // aside, then, after the wait, reaped. Only before segments() is used.
+  void set_freed_aside();
+  void reap_aside();
   // The pool's own stream for copies, made on first use. Needs a Device::Scope.
-  Stream& stream();
+  Stream& stream() const;
   HostBuffer& buffer() const { return pool_->buffer_; }
+  // Before the buffer is given back: ends copies that could not be awaited earlier, if that works now.
+  void settle() const;
 
   using Piece = Pool::Piece;
   using Image = std::map<std::uint64_t, std::vector<Piece>>;
@@ -46,13 +50,19 @@ class Pool::Claim {
   void set_restore(std::shared_ptr<Fence> fence, bool is_ordered) noexcept;
   const std::shared_ptr<Fence>& restore() const { return pool_->restore_; }
   // Waits until the last restore has ended, or has failed: either way nothing reads the backup any more.
+  // Throws when that cannot be found out.
   void wait_for_restore(const Interrupt& interrupt) const;
   void set_last_pause(Phases phases) noexcept;
   void set_last_resume(Phases phases) noexcept;
 
  private:
   std::shared_ptr<Pool> pool_;
-  State state_;
+  State state_ = State::kActive;
+  std::vector<Place> aside_;
 };
+
+// Ends the copies on a claimed pool's stream, whatever they come to: nothing may be unmapped or given
+// back while they run. False when even that could not be found out. Never throws.
+bool drain(const Pool::Claim& claim) noexcept;
 
 }  // namespace fencepool

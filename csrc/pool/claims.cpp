@@ -6,6 +6,20 @@
 
 namespace fencepool {
 
+namespace {
+
+// Whether the pool's last restore is still under way, as far as can be told.
+bool is_restoring(const Pool::Claim& claim) {
+  if (claim.restore() == nullptr) return false;
+  try {
+    return !claim.restore()->is_done();
+  } catch (const Error&) {
+    return true;  // whoever waits for it learns why
+  }
+}
+
+}  // namespace
+
 Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing,
                const Interrupt& interrupt, TransitionReport& report)
     : report_(report) {
@@ -26,9 +40,7 @@ Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const cha
     transition.backup = pool->policy().backup;
     const bool is_there = claim->state() == target && (target == State::kActive || !claim->holds_memory());
     if (is_there) {
-      if (target == State::kActive && claim->restore() != nullptr && !claim->restore()->is_done()) {
-        restores_.push_back(claim->restore());
-      }
+      if (target == State::kActive && is_restoring(*claim)) restores_.push_back(claim->restore());
     } else {
       transition.is_changed = true;
       if (std::find(devices_.begin(), devices_.end(), &pool->device()) == devices_.end()) {
@@ -76,19 +88,6 @@ void Claims::note_memory_after() noexcept {
     } catch (const std::exception& error) {  // too late to fail: what was asked for has been done
       problems::record({"the free memory after a transition is unknown: ", error.what()});
     }
-  }
-}
-
-bool drain(Pool::Claim& claim) noexcept {
-  try {
-    const Device::Scope scope(claim.device());
-    Driver& driver = claim.device().driver();
-    const CUstream stream = claim.stream().get();
-    const auto is_done = [&] { return driver.call<Call::cuStreamSynchronize>(stream) == CUDA_SUCCESS; };
-    return is_done() || is_done();
-  } catch (const std::exception& error) {
-    problems::record({"waiting for copies to end: ", error.what()});
-    return false;
   }
 }
 

@@ -39,8 +39,4 @@ class Claims {
   std::vector<std::shared_ptr<Fence>> restores_;
 };
 
-// Ends the copies on a stream, whatever they come to: nothing may be unmapped or given back while
-// they run. False when even that could not be found out. Never throws.
-bool drain(Pool::Claim& claim) noexcept;
-
 }  // namespace fencepool

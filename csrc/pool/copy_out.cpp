@@ -16,16 +16,15 @@ CopyOut::CopyOut(Pool::Claim& claim)
 CopyOut::~CopyOut() {
   if (bytes_ == 0 || drain(claim_)) return;
   problems::record({claim_.pool().tag(), ": copies to the backup could not be awaited"});
-  if (!is_kept_) provision_.leak();
+  claim_.buffer().set_unsettled();
 }
 
-void CopyOut::start() {
-  const CUstream stream = claim_.stream().get();
+void CopyOut::start(const Interrupt& interrupt) {
   std::vector<Segment*> batch;
   std::size_t batch_bytes = 0;
   for (Segment* segment : claim_.segments()) {
     for (const Pool::Claim::Piece& piece : image_.at(segment->serial)) {
-      copy(segment->range.address(), piece, stream);
+      copy(segment->range.address(), piece, interrupt);
       batch_bytes += piece.size;
     }
     batch.push_back(segment);
@@ -43,17 +42,17 @@ void CopyOut::end_batch(std::vector<Segment*>& segments) {
   batches_.push_back({std::exchange(segments, {}), std::move(copied)});
 }
 
-void CopyOut::keep() {
-  provision_.keep();
+void CopyOut::keep(const Interrupt& interrupt) {
+  provision_.keep(interrupt);
   claim_.set_image(std::move(image_));
-  is_kept_ = true;
 }
 
-void CopyOut::copy(CUdeviceptr from, const Pool::Claim::Piece& piece, CUstream stream) {
+void CopyOut::copy(CUdeviceptr from, const Pool::Claim::Piece& piece, const Interrupt& interrupt) {
+  const CUstream stream = claim_.stream().get();
   for (std::size_t done = 0; done < piece.size;) {
     const HostBuffer::Place place = claim_.buffer().place(piece.position + done, piece.size - done);
     Stopwatch watch;
-    provision_.wait(place.chunk);
+    provision_.wait(place.chunk, interrupt);
     seconds_waited_ += watch.lap();
     claim_.device().driver().check<Call::cuMemcpyDtoHAsync>(static_cast<void*>(place.address),
                                                             from + piece.offset + done, place.size, stream);

@@ -27,10 +27,10 @@ class CopyOut {
   CopyOut& operator=(const CopyOut&) = delete;
 
   // Submits every copy, each as soon as the host memory it goes to is ready. Needs a Device::Scope.
-  void start();
+  void start(const Interrupt& interrupt);
   // The host memory and the places of the contents stay with the pool: from here on the backup is true
   // for every segment whose copies have ended.
-  void keep();
+  void keep(const Interrupt& interrupt);
   // In the order in which they end. One batch while host memory is still being provisioned: the driver
   // then makes every call wait, and events are calls.
   const std::vector<Batch>& batches() const { return batches_; }
@@ -40,14 +40,13 @@ class CopyOut {
   std::size_t bytes() const { return bytes_; }               // copied
 
  private:
-  void copy(CUdeviceptr from, const Pool::Claim::Piece& piece, CUstream stream);
+  void copy(CUdeviceptr from, const Pool::Claim::Piece& piece, const Interrupt& interrupt);
   void end_batch(std::vector<Segment*>& segments);
 
   Pool::Claim& claim_;
   Pool::Claim::Image image_;
   Provision provision_;
   std::vector<Batch> batches_;
-  bool is_kept_ = false;
   double seconds_waited_ = 0;
   std::size_t bytes_ = 0;
 };

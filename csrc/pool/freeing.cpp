@@ -37,8 +37,8 @@ void Pool::release(const Place& place) {
 // Records the device's work so far behind the blocks freed since the last time. While a stream of
 // the device captures, a context-wide record would break the capture: later, then. The same where
 // the driver has no cuCtxRecordEvent: those blocks wait for the next pause, or for memory to run out.
-void Pool::order_freed() {
-  if (freed_.empty() || freed_batches_.size() >= kBatches) return;
+void Pool::order_freed(bool is_awaited) {
+  if (freed_.empty() || (!is_awaited && freed_batches_.size() >= kBatches)) return;
   if (!device_.driver().has<Call::cuCtxRecordEvent>()) return;
   const Device::Scope scope(device_);
   if (device_.is_capturing()) return;
@@ -61,7 +61,7 @@ void Pool::reap() noexcept {
         freed_batches_.pop_front();
       }
       if (is_ordered) return;
-      order_freed();
+      order_freed(/*is_awaited=*/false);
     }
   } catch (const std::exception& error) {
     problems::record({tag_, ": freed memory is kept for now: ", error.what()});
@@ -92,28 +92,24 @@ bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
     if (freed_.empty() && freed_batches_.empty()) return false;
     if (claimed_for_ != nullptr && !is_claimant) return true;  // its end gives them back
     if (can_record) {
-      order_freed();
+      order_freed(/*is_awaited=*/true);
       for (const FreedBatch& batch : freed_batches_) events.push_back(batch.after);
     } else {
       if (device_.is_capturing()) return false;
       unordered.swap(freed_);
     }
   }
-  const auto put_back = [&] {
-    freed_.insert(freed_.end(), unordered.begin(), unordered.end());
-    unordered.clear();
-  };
   try {
     if (!can_record) device_.driver().check<Call::cuCtxSynchronize>();
     for (const auto& event : events) static_cast<void>(wait_for(*event, -1, interrupt));
   } catch (...) {
     const Lock lock(mutex_);
-    put_back();
+    freed_.insert(freed_.end(), unordered.begin(), unordered.end());
     throw;
   }
   const Lock lock(mutex_);
   if (claimed_for_ != nullptr && !is_claimant) {
-    put_back();
+    freed_.insert(freed_.end(), unordered.begin(), unordered.end());
   } else {
     for (; !unordered.empty(); unordered.pop_back()) release(unordered.back());
     reap();

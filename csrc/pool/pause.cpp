@@ -23,7 +23,7 @@ std::size_t bytes_of(const Pool::Claim& claim) {
 
 // Submits the copies of every pool with a backup. All of them before anything is given away: what can
 // fail for want of host memory or in a driver call has not failed then.
-Copies start_copies(Claims& claims) {
+Copies start_copies(Claims& claims, const Interrupt& interrupt) {
   Copies copies;
   for (const auto& claim : claims) {
     // A paused pool gets here only to give up memory it still holds: its contents are backed up.
@@ -31,7 +31,7 @@ Copies start_copies(Claims& claims) {
     try {
       const Device::Scope scope(claim->device());
       copies.push_back(std::make_unique<CopyOut>(*claim));
-      copies.back()->start();
+      copies.back()->start(interrupt);
     } catch (Error& error) {
       claim->pool().explain(error, bytes_of(*claim),
                             error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
@@ -39,18 +39,31 @@ Copies start_copies(Claims& claims) {
     }
   }
   for (const auto& copy : copies) {
-    copy->keep();
+    copy->keep(interrupt);
     claims.report_of(copy->claim()).bytes_copied = copy->bytes();
   }
   return copies;
 }
 
-// After a pause that failed: host memory that a pool would not have kept between cycles goes back too.
-void give_new_backups_back(Claims& claims) noexcept {
-  for (const auto& claim : claims) {
-    if (!claim->policy().is_retained && claim->state() == State::kActive) claim->buffer().clear();
+// How much host memory pools have before the pause that they would not keep after the next resume.
+class KeptBackups {
+ public:
+  explicit KeptBackups(Claims& claims) : claims_(claims) {
+    for (const auto& claim : claims) chunks_.push_back(claim->buffer().chunk_count());
   }
-}
+  // After a pause that failed: what it added goes back.
+  void restore() noexcept {
+    std::size_t next = 0;
+    for (const auto& claim : claims_) {
+      const std::size_t chunks = chunks_[next++];
+      if (!claim->policy().is_retained && claim->state() == State::kActive) claim->buffer().truncate(chunks);
+    }
+  }
+
+ private:
+  Claims& claims_;
+  std::vector<std::size_t> chunks_;
+};
 
 }  // namespace
 
@@ -66,20 +79,25 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   claims.require_no_capture(options.streams, "pause");
   claims.note_memory_before();
   watch.lap();
+  for (const auto& claim : claims) claim->set_freed_aside();
   quiesce(claims.devices(), options.timeout, options.interrupt);
-  for (const auto& claim : claims) claim->reap_idle();
+  for (const auto& claim : claims) {
+    claim->reap_aside();
+    claim->buffer().set_settled();
+  }
   report.seconds = {{"quiesce", watch.lap()}, {"provision", 0}, {"copy", 0}, {"unmap", 0},
                     {"release", 0},           {"total", 0}};
   std::vector<Phases> own(static_cast<std::size_t>(claims.end() - claims.begin()), report.seconds);
 
+  KeptBackups backups(claims);
   GivingAway giving_away(claims, report);
   double provisioned = 0;
   try {
-    const Copies copies = start_copies(claims);
+    const Copies copies = start_copies(claims, options.interrupt);
     for (const auto& copy : copies) provisioned += copy->seconds_waited();
     giving_away.run(copies, options.interrupt);
   } catch (const std::exception&) {
-    give_new_backups_back(claims);
+    backups.restore();
     throw;
   }
   // Nothing can fail from here on.

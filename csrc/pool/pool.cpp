@@ -46,15 +46,7 @@ void Pool::wait_until_unclaimed(const Interrupt& interrupt) {
       throw error;
     }
     unclaimed_.wait_for(mutex_, std::chrono::milliseconds(50));
-    if (!interrupt || claimed_for_ == nullptr) continue;
-    mutex_.unlock();
-    try {
-      interrupt();
-    } catch (...) {
-      mutex_.lock();
-      throw;
-    }
-    mutex_.lock();
+    if (claimed_for_ != nullptr) call_unlocked(mutex_, interrupt);
   }
 }
 
@@ -105,7 +97,7 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
     const Claim claim(shared_from_this(), "preparing", interrupt);
     if (policy_.backup != Backup::kHost) return 0;
     Provision provision(buffer_, Claim::image_bytes(claim.plan_image()));
-    provision.keep();
+    provision.keep(interrupt);
     return provision.bytes_added();
   } catch (Error& error) {
     if (error.kind == Kind::kHostMemory || error.kind == Kind::kDriver) {
@@ -126,6 +118,7 @@ std::size_t Pool::trim(const Interrupt& interrupt) {
     throw error;
   }
   claim.wait_for_restore(interrupt);
+  claim.settle();
   const std::size_t bytes = buffer_.capacity();
   buffer_.clear();
   return bytes;
@@ -136,6 +129,7 @@ void Pool::close(const Interrupt& interrupt) {
   const Device::Scope scope(device_);
   const Claim claim(shared_from_this(), "closing", interrupt);
   claim.wait_for_restore(interrupt);
+  claim.settle();
   static_cast<void>(wait_for_freed(/*is_claimant=*/true, interrupt));
   {
     const Lock lock(mutex_);

@@ -116,7 +116,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // freeing.cpp
   void give_back(const Place& place) noexcept EXCLUDES(mutex_);
   void release(const Place& place) REQUIRES(mutex_);
-  void order_freed() REQUIRES(mutex_);
+  void order_freed(bool is_awaited) REQUIRES(mutex_);
   void reap() noexcept REQUIRES(mutex_);
   void reap_idle() noexcept REQUIRES(mutex_);
   bool wait_for_freed(bool is_claimant, const Interrupt& interrupt) EXCLUDES(mutex_);

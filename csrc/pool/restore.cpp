@@ -1,6 +1,7 @@
 #include "pool/restore.h"
 
 #include "base/problems.h"
+#include "base/retry.h"
 #include "pool/claims.h"
 
 namespace fencepool {
@@ -24,7 +25,7 @@ Restore::~Restore() {
   for (auto& staged : staged_) {
     if (staged->mapping == nullptr) continue;
     const auto is_unmapped = [&] { return staged->mapping->unmap() == CUDA_SUCCESS; };
-    if (is_drained && (is_unmapped() || is_unmapped())) continue;
+    if (is_drained && succeeds_in_two(is_unmapped)) continue;
     // It stays mapped, to memory without the contents, since copies may still write there or the driver
     // refused twice. The next resume or pause carries on from there.
     problems::record({claim_.pool().tag(), ": a resume could not be undone; its memory stays held for now"});

@@ -74,6 +74,7 @@ void give_backups_back(Restores& restores) noexcept {
     if (claim.policy().backup != Backup::kHost || claim.policy().is_retained) continue;
     try {
       static_cast<void>(claim.restore()->synchronize(-1, {}));
+      claim.settle();
       claim.set_image({});
       claim.buffer().clear();
     } catch (const std::exception& error) {

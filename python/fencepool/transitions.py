@@ -46,7 +46,9 @@ def pause(*tags: str, device: str | torch.device | None = None, timeout: float |
         Whatever an ``on_pause`` callback raises.
         After each of these every pool is as it was, contents included, and the call can be made again.
     """
-    return _pause(select(tags, device), parse_seconds("timeout", timeout))[0]
+    report, _ = _pause(select(tags, device), parse_seconds("timeout", timeout))
+    _warn_of_unreleased(report, stacklevel=3)
+    return report
 
 
 def resume(
@@ -102,6 +104,7 @@ def paused(
     report, changed = _pause(pools, parse_seconds("timeout", timeout))
     mine = [pool for pool in pools if pool._core.id in changed]
     try:
+        _warn_of_unreleased(report, stacklevel=4)
         yield report
     except BaseException as error:
         try:
@@ -138,7 +141,9 @@ def select(tags: tuple[str, ...], device: str | torch.device | None) -> list[Poo
 def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
     """The report, and the ids of the pools that were active before."""
     with _transition(pools):
-        called = _call_before_pause([pool for pool in pools if not _is_paused(pool)])
+        unpaused = [pool for pool in pools if not _is_paused(pool)]
+        active = {pool._core.id for pool in unpaused}
+        called = _call_before_pause(unpaused)
         try:
             report = _core.pause([pool._core for pool in pools], seconds, _captures(pools))
         except BaseException as error:
@@ -151,14 +156,17 @@ def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
         unreleased_bytes=report["unreleased_bytes"],
         notes=tuple(report["notes"]),
     )
-    if done.unreleased_bytes:
+    return done, active & {one["id"] for one in report["pools"] if one["is_changed"]}
+
+
+def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
+    if report.unreleased_bytes:
         warnings.warn(
-            f"the driver refused to take {done.unreleased_bytes} bytes back; they stay held, unused, until "
+            f"the driver refused to take {report.unreleased_bytes} bytes back; they stay held, unused, until "
             "the next pause or resume of their pools",
             ResourceWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
-    return done, {one["id"] for one in report["pools"] if one["is_changed"]}
 
 
 def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:

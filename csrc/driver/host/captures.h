@@ -16,7 +16,7 @@ struct Capture {
 
   std::shared_ptr<Stream> origin;  // began it, and must end it
   std::thread::id thread;
-  CUstreamCaptureMode mode;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   bool is_invalidated = false;
   bool is_ended = false;
   std::vector<Node> nodes;

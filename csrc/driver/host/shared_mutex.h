@@ -34,7 +34,7 @@ class SharedMutex {
   static void check(int status) {
     if (status != 0) throw std::system_error(status, std::generic_category());
   }
-  pthread_rwlock_t lock_;
+  pthread_rwlock_t lock_{};
 };
 
 }  // namespace fencepool::host_driver
