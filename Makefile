@@ -21,10 +21,10 @@ FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint ruff mypy clang-format clang-tidy format build wheels soak sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU where there is one)
 	$(PY) -m fencepool demo $(DEMO_ARGS)
@@ -32,7 +32,9 @@ demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU wher
 test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-check: soak sanitizers wheels ## The long checks: soak tests, sanitizers, wheels for every Python found
+check: soak ## The long checks that continuous integration runs: soak tests
+
+check-all: check sanitizers wheels ## Everything: also sanitizers, and wheels for every Python found
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)

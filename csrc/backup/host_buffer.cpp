@@ -47,7 +47,7 @@ void HostBuffer::clear() noexcept {
   capacity_ = 0;
 }
 
-void HostBuffer::drop(std::unique_ptr<HostChunk>& chunk) noexcept {
+void HostBuffer::drop(std::unique_ptr<HostChunk>& chunk) const noexcept {
   if (is_unsettled_) {
     static_cast<void>(chunk.release());
   } else {

@@ -57,7 +57,7 @@ class HostBuffer {
   Device& device() const { return device_; }
 
  private:
-  void drop(std::unique_ptr<HostChunk>& chunk) noexcept;
+  void drop(std::unique_ptr<HostChunk>& chunk) const noexcept;
 
   friend class Provision;
   void append(std::unique_ptr<HostChunk> chunk);
