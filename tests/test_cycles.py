@@ -37,7 +37,7 @@ def turn(pool: fp.Pool, held: list, cycle: int) -> None:
 
 def run(machine, pool, policy, cycles: int) -> None:
     held = [filled(pool, size, size % 97) for size in (3 * MIB, 40_000, MIB, 700)]
-    early = 4
+    early = max(4, cycles // 10)  # until thread arenas and caches have their size
     for cycle in range(early):
         turn(pool, held, cycle)
     held[:] = held[:4]
