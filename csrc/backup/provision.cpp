@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 std::size_t thread_count(std::size_t chunks) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  return std::min({chunks, cores, Provision::kTouchingThreads + Provision::kPinningThreads});
+  return std::min({chunks, cores, Provision::kTouchingThreads + 1});
 }
 
 }  // namespace
@@ -19,8 +20,7 @@ std::size_t thread_count(std::size_t chunks) {
 Provision::Provision(HostBuffer& buffer, std::size_t bytes)
     : buffer_(buffer),
       first_new_(buffer.chunks_.size()),
-      next_touched_(buffer.chunks_.size()),
-      next_pinned_(buffer.chunks_.size()) {
+      next_touched_(buffer.chunks_.size()) {
   if (bytes <= buffer.capacity()) return;
   bytes_added_ = bytes - buffer.capacity();
   promise_ = std::make_unique<host_memory::Promise>(bytes_added_);
@@ -54,14 +54,8 @@ void Provision::start_threads() {
     });
     return;
   }
-  const std::size_t pinning = count < 4 ? 1 : kPinningThreads;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i < pinning) {
-      threads_.emplace_back([this] { guarded([this] { pin(); }); });
-    } else {
-      threads_.emplace_back([this] { guarded([this] { touch(); }); });
-    }
-  }
+  threads_.emplace_back([this] { guarded([this] { pin(); }); });
+  for (std::size_t i = 1; i < count; ++i) threads_.emplace_back([this] { guarded([this] { touch(); }); });
 }
 
 template <class Work>
@@ -91,12 +85,12 @@ void Provision::touch() {
 
 void Provision::pin() {
   const Device::Scope scope(buffer_.device());
-  for (;;) {
-    const std::size_t index = next_pinned_.fetch_add(1);
-    if (index >= buffer_.chunks_.size()) return;
+  for (std::size_t index = first_new_; index < buffer_.chunks_.size(); ++index) {
     {
       const Lock lock(mutex_);
-      while (!is_stopped_ && !failure_ && steps_[index - first_new_] == Step::kEmpty) changed_.wait(mutex_);
+      while (!is_stopped_ && !failure_ && (is_submitting_ || steps_[index - first_new_] == Step::kEmpty)) {
+        changed_.wait(mutex_);
+      }
       if (is_stopped_ || failure_) return;
     }
     HostChunk& chunk = *buffer_.chunks_[index];
@@ -112,10 +106,12 @@ void Provision::wait(std::size_t chunk, const Interrupt& interrupt) {
   if (chunk < first_new_) return;
   const Lock lock(mutex_);
   while (!failure_ && steps_[chunk - first_new_] != Step::kPinned) {
+    if (std::exchange(is_submitting_, false)) changed_.notify_all();
     changed_.wait_for(mutex_, std::chrono::milliseconds(50));
     call_unlocked(mutex_, interrupt);
   }
   if (failure_) std::rethrow_exception(failure_);
+  is_submitting_ = true;
 }
 
 void Provision::keep(const Interrupt& interrupt) {

@@ -19,11 +19,9 @@ namespace fencepool {
 class Provision {
  public:
   static constexpr std::size_t kChunk = std::size_t{128} << 20;  // bytes
-  // More threads that touch take the memory's bandwidth from the copies that go on meanwhile. The driver
-  // serialises pinning and makes every other call wait behind it: more threads that pin would hold up the
-  // one that submits copies.
-  static constexpr std::size_t kTouchingThreads = 8;
-  static constexpr std::size_t kPinningThreads = 2;
+  // With fewer threads that touch, touching is what takes the time. One thread pins: the driver
+  // serialises pinning, and two at it were seen to take turns so badly that all took 200 ms longer.
+  static constexpr std::size_t kTouchingThreads = 13;
 
   // Starts to grow `buffer` to at least `bytes`. Throws kHostMemory when the host has not enough;
   // nothing has changed then.
@@ -53,13 +51,15 @@ class Provision {
   std::size_t bytes_added_ = 0;
   bool is_kept_ = false;
   std::atomic<std::size_t> next_touched_;
-  std::atomic<std::size_t> next_pinned_;
   std::atomic<bool> is_stopped_{false};
   std::vector<std::thread> threads_;
   Mutex mutex_;
   Condition changed_;
   enum class Step : char { kEmpty, kTouched, kPinned };
   std::vector<Step> steps_ GUARDED_BY(mutex_);  // of each new chunk
+  // The caller has what it waited for, and submits copies: no new pinning starts, since its calls would
+  // wait behind that.
+  bool is_submitting_ GUARDED_BY(mutex_) = false;
   std::exception_ptr failure_ GUARDED_BY(mutex_);
 };
 
