@@ -51,13 +51,16 @@ def test_the_module_asks_for_no_driver_symbol(module):
     assert not [name for name in undefined if re.match(r"(cu[A-Z]|cuda[A-Z]|nv[A-Z])", name)]
 
 
-def test_the_module_exports_its_entry_point_only(module):
+def test_the_module_exports_its_entry_points_only(module):
     exported = [
         fields[7].split("@")[0]
         for fields in (line.split() for line in readelf("--dyn-syms", module).splitlines())
         if len(fields) == 8 and fields[4] in ("GLOBAL", "WEAK") and fields[6] not in ("UND", "Ndx")
     ]
-    assert exported == ["PyInit__core"]
+    slots = [f"{slot:02o}" for slot in range(64)]
+    assert sorted(exported) == sorted(
+        ["PyInit__core", *(f"fencepool_{what}_{slot}" for what in ("alloc", "free") for slot in slots)]
+    )
 
 
 def test_importing_the_package_loads_nothing_of_cuda_or_torch():

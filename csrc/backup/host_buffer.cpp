@@ -16,7 +16,7 @@ HostBuffer::Place HostBuffer::place(std::size_t position, std::size_t size) cons
   return {index, memory.start() + inside, std::min(size, memory.size() - inside)};
 }
 
-void HostBuffer::append(std::unique_ptr<HostChunk> chunk) {
+void HostBuffer::append(std::shared_ptr<HostChunk> chunk) {
   starts_.reserve(starts_.size() + 1);
   chunks_.push_back(std::move(chunk));  // may throw; nothing has changed then
   starts_.push_back(capacity_);
@@ -25,7 +25,7 @@ void HostBuffer::append(std::unique_ptr<HostChunk> chunk) {
 
 void HostBuffer::clear() noexcept {
   if (process::is_forked_child()) {
-    for (auto& chunk : chunks_) static_cast<void>(chunk.release());
+    for (const auto& chunk : chunks_) chunk->leak();
     return;
   }
   std::atomic<std::size_t> next{0};
@@ -47,12 +47,9 @@ void HostBuffer::clear() noexcept {
   capacity_ = 0;
 }
 
-void HostBuffer::drop(std::unique_ptr<HostChunk>& chunk) const noexcept {
-  if (is_unsettled_) {
-    static_cast<void>(chunk.release());
-  } else {
-    chunk.reset();
-  }
+void HostBuffer::drop(std::shared_ptr<HostChunk>& chunk) const noexcept {
+  if (is_unsettled_) chunk->leak();
+  chunk.reset();
 }
 
 void HostBuffer::truncate(std::size_t chunks) noexcept {

@@ -16,9 +16,14 @@ namespace fencepool {
 // One piece of pinned memory: unpinned first, then given back. What cannot be unpinned is leaked, since
 // the driver would go on using its pages under addresses that mean something else.
 struct HostChunk {
-  HostChunk(std::size_t size, int numa_node) : memory(size, numa_node) {}
+  HostChunk(host_memory::Reservation& whole, std::size_t size) : memory(whole, size) {}
   ~HostChunk() {
     if (registration != nullptr && !registration->unpin()) memory.leak();
+  }
+  // Copies may still write to it.
+  void leak() noexcept {
+    static_cast<void>(registration.release());
+    memory.leak();
   }
   HostChunk(const HostChunk&) = delete;
   HostChunk& operator=(const HostChunk&) = delete;
@@ -41,6 +46,8 @@ class HostBuffer {
     std::size_t size;
   };
   Place place(std::size_t position, std::size_t size) const;
+  // Whoever shares a chunk keeps its memory from going away; the contents are the pool's.
+  std::shared_ptr<const HostChunk> share(std::size_t chunk) const { return chunks_[chunk]; }
 
   // Unpins and gives back everything, on several threads. Nothing may be copying to or from it.
   void clear() noexcept;
@@ -57,13 +64,13 @@ class HostBuffer {
   Device& device() const { return device_; }
 
  private:
-  void drop(std::unique_ptr<HostChunk>& chunk) const noexcept;
+  void drop(std::shared_ptr<HostChunk>& chunk) const noexcept;
 
   friend class Provision;
-  void append(std::unique_ptr<HostChunk> chunk);
+  void append(std::shared_ptr<HostChunk> chunk);
 
   Device& device_;
-  std::vector<std::unique_ptr<HostChunk>> chunks_;
+  std::vector<std::shared_ptr<HostChunk>> chunks_;
   std::vector<std::size_t> starts_;  // position of each chunk's first byte
   std::size_t capacity_ = 0;
   bool is_unsettled_ = false;

@@ -161,8 +161,13 @@ Reservation::Reservation(std::size_t size, int numa_node) : size_(size) {
   }
 }
 
+Reservation::Reservation(Reservation& whole, std::size_t size) noexcept : start_(whole.start_), size_(size) {
+  whole.start_ += size;
+  whole.size_ -= size;
+}
+
 Reservation::~Reservation() {
-  if (start_ != nullptr) munmap(start_, size_);
+  if (start_ != nullptr && size_ > 0) munmap(start_, size_);
 }
 
 void Reservation::populate() {

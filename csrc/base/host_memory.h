@@ -32,6 +32,9 @@ class Reservation {
  public:
   // Throws Error(kHostMemory). `numa_node` is preferred for the pages; -1: no preference.
   Reservation(std::size_t size, int numa_node);
+  // Takes the first `size` bytes from another one, which keeps the rest: parts of one reservation lie one
+  // after the other, and are given back each by itself.
+  Reservation(Reservation& whole, std::size_t size) noexcept;
   ~Reservation();
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;

@@ -3,7 +3,10 @@
 // that specification.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <cstdint>
+#include <memory>
 
 namespace fencepool::dlpack {
 
@@ -37,5 +40,9 @@ struct ManagedTensor {
   void* manager;
   void (*deleter)(ManagedTensor*);
 };
+
+// A capsule of `size` bytes at an address. The tensor made from it keeps `owner` alive, and lets go of it
+// when it dies, on whatever thread, with or without the GIL.
+pybind11::capsule capsule_of(std::shared_ptr<void> owner, void* address, std::int64_t size, Device device);
 
 }  // namespace fencepool::dlpack

@@ -87,6 +87,18 @@ void bind_machine(py::module_& module) {
       },
       py::arg("provider"), py::arg("ordinal"), py::call_guard<Unlocked>());
   module.def(
+      "set_memory_margin",
+      [](const std::string& provider, int ordinal, std::size_t bytes) {
+        Device::get(provider_of(provider), ordinal).set_margin(bytes);
+      },
+      py::arg("provider"), py::arg("ordinal"), py::arg("margin"));
+  module.def(
+      "memory_margin",
+      [](const std::string& provider, int ordinal) {
+        return Device::get(provider_of(provider), ordinal).margin();
+      },
+      py::arg("provider"), py::arg("ordinal"));
+  module.def(
       "watch_streams",
       [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
         std::vector<CUstream> streams;
@@ -95,6 +107,17 @@ void bind_machine(py::module_& module) {
         Device::get(provider_of(provider), ordinal).watch_streams(streams);
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("handles"));
+  module.def(
+      "is_capturing",
+      [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
+        std::vector<CUstream> streams;
+        streams.reserve(handles.size());
+        for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
+        Device& device = Device::get(provider_of(provider), ordinal);
+        const Device::Scope scope(device);
+        return device.is_capturing(streams);
+      },
+      py::arg("provider"), py::arg("ordinal"), py::arg("streams"), py::call_guard<Unlocked>());
   module.def("available_host_memory", &host_memory::available);
   module.def("is_forked_child", &process::is_forked_child);
   module.def("require_owner", &process::require_owner);

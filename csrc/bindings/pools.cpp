@@ -53,42 +53,18 @@ Policy policy_of(const std::string& backup, bool is_retained, const std::string&
   return policy;
 }
 
-// What keeps a block alive while a tensor uses it.
-struct Lease {
-  std::shared_ptr<Block> block;
-  std::int64_t shape = 0;
-  dlpack::ManagedTensor managed{};
-};
-
-// A DLPack capsule of `size` bytes. The tensor made from it keeps the block alive; when it dies, on
-// whatever thread and with or without the GIL, the block does.
+// A tensor of `size` bytes over a block.
 py::capsule to_dlpack(const std::shared_ptr<Block>& block, std::int64_t size) {
   const Device& device = block->pool()->device();
-  auto lease = std::make_unique<Lease>();
-  lease->block = block;
-  lease->shape = size;
-  dlpack::Tensor& tensor = lease->managed.tensor;
-  tensor.data = reinterpret_cast<void*>(block->address());
-  tensor.device =
+  const dlpack::Device where =
       device.is_host() ? dlpack::Device{dlpack::kCpu, 0} : dlpack::Device{dlpack::kCuda, device.ordinal()};
-  tensor.dimensions = 1;
-  tensor.dtype = {dlpack::kUnsigned, 8, 1};
-  tensor.shape = &lease->shape;
-  tensor.strides = nullptr;
-  tensor.byte_offset = 0;
-  lease->managed.manager = lease.get();
-  lease->managed.deleter = [](dlpack::ManagedTensor* managed) {
-    delete static_cast<Lease*>(managed->manager);
-  };
-  PyObject* capsule = PyCapsule_New(&lease->managed, "dltensor", [](PyObject* unused) {
-    // A capsule that a tensor was made from has been renamed, and its tensor owns the lease.
-    if (PyCapsule_IsValid(unused, "dltensor") == 0) return;
-    auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(unused, "dltensor"));
-    managed->deleter(managed);
-  });
-  if (capsule == nullptr) throw py::error_already_set();
-  static_cast<void>(lease.release());
-  return py::reinterpret_steal<py::capsule>(capsule);
+  return dlpack::capsule_of(block, reinterpret_cast<void*>(block->address()), size, where);
+}
+
+// A tensor over a part of a backup, in pinned host memory.
+py::capsule part_to_dlpack(const std::shared_ptr<BackupPart>& part) {
+  return dlpack::capsule_of(part, const_cast<char*>(part->start), static_cast<std::int64_t>(part->size),
+                            {dlpack::kCpu, 0});
 }
 
 py::list phases_list(const Phases& phases) {
@@ -183,6 +159,10 @@ void bind_pools(py::module_& module) {
       .def_property_readonly("size", &Block::size)
       .def("to_dlpack", &to_dlpack, py::arg("size"));
 
+  py::class_<BackupPart, std::shared_ptr<BackupPart>>(module, "BackupPart")
+      .def_property_readonly("size", [](const BackupPart& part) { return part.size; })
+      .def("to_dlpack", &part_to_dlpack);
+
   py::class_<Fence, std::shared_ptr<Fence>>(module, "Fence")
       .def(
           "wait",
@@ -228,6 +208,16 @@ void bind_pools(py::module_& module) {
           },
           py::arg("sizes"), Guard())
       .def("contains", &Pool::contains, py::arg("address"), Guard())
+      .def(
+          "backup_of",
+          [](Pool& pool, CUdeviceptr address, std::size_t size) {
+            std::vector<std::shared_ptr<BackupPart>> parts;
+            for (BackupPart& part : pool.backup_of(address, size, check_signals)) {
+              parts.push_back(std::make_shared<BackupPart>(std::move(part)));
+            }
+            return parts;
+          },
+          py::arg("address"), py::arg("size"), Guard())
       .def("status", &status_dict)
       .def(
           "prepare", [](Pool& pool) { return pool.prepare(check_signals); }, Guard())

@@ -1,6 +1,7 @@
 // A device in use: its primary context (the one PyTorch uses too), and what is known of it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,7 +49,11 @@ class Device {
   // record or wait would break such a capture, so this is asked first. Needs a Scope.
   bool is_capturing(const std::vector<CUstream>& more = {}) EXCLUDES(mutex_);
 
-  DeviceMemory memory();                              // as the driver reports it. Needs a Scope.
+  DeviceMemory memory();  // as the driver reports it. Needs a Scope.
+  // Bytes that pools leave free on the device: an allocation that would leave less is refused, a resume
+  // is not. 0 at first.
+  void set_margin(std::size_t bytes) noexcept { margin_ = bytes; }
+  std::size_t margin() const noexcept { return margin_; }
   int attribute(CUdevice_attribute attribute) const;  // 0 when the driver does not know it
 
   Driver& driver() const { return driver_; }
@@ -73,6 +78,7 @@ class Device {
   std::string name_;
   Mutex mutex_;
   std::vector<CUstream> watched_ GUARDED_BY(mutex_);
+  std::atomic<std::size_t> margin_{0};
 };
 
 // Scopes of several devices at once, ended in reverse order.

@@ -22,6 +22,18 @@ std::size_t take_room(Segment& segment, std::size_t size) {
   return *offset;
 }
 
+// Throws when less than the margin would stay free.
+void keep_margin(Device& device, std::size_t size) {
+  const std::size_t margin = device.margin();
+  if (margin == 0) return;
+  const std::size_t available = device.memory().free;
+  if (available >= margin && size <= available - margin) return;
+  Error error(Kind::kOutOfMemory, "a memory margin of " + format_bytes(margin) + " is to stay free");
+  error.wanted = size;
+  error.free = available;
+  throw error;
+}
+
 }  // namespace
 
 Block::~Block() { pool_->give_back({segment_, offset_, size_}); }
@@ -39,6 +51,7 @@ void Pool::require_allocatable(const Interrupt& interrupt) {
 }
 
 std::unique_ptr<Segment> Pool::make_segment(std::size_t size) {
+  keep_margin(device_, round_up(size, device_.granularity()));
   auto segment = std::make_unique<Segment>(device_, round_up(size, device_.granularity()), next_serial());
   segment->physical = std::make_unique<Physical>(device_, segment->range.size());
   segment->mapping = std::make_unique<Mapping>(segment->range, *segment->physical);

@@ -46,6 +46,13 @@ struct PoolStatus {
   Phases last_pause, last_resume;
 };
 
+// A run of bytes in a backup. It stays readable while the chunks live, and true until the pool resumes.
+struct BackupPart {
+  std::vector<std::shared_ptr<const HostChunk>> chunks;
+  const char* start;
+  std::size_t size;  // bytes
+};
+
 // Thread-safe. A transition claims the pool and works on its insides without the lock: allocations
 // wait for it, and what is freed meanwhile is put aside.
 class Pool : public std::enable_shared_from_this<Pool> {
@@ -76,6 +83,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::size_t trim(const Interrupt& interrupt) EXCLUDES(mutex_);
   // Gives everything back. Throws kBusy while blocks live. The pool cannot be used afterwards.
   void close(const Interrupt& interrupt) EXCLUDES(mutex_);
+  // Where [address, address + size) of a paused pool lies in its backup, in order. Neighbouring parts are
+  // merged where the host memory is contiguous. Throws kInvalid when the pool has no such bytes in a backup.
+  std::vector<BackupPart> backup_of(CUdeviceptr address, std::size_t size, const Interrupt& interrupt)
+      EXCLUDES(mutex_);
   bool is_closed() const EXCLUDES(mutex_);
 
   std::uint64_t id() const { return id_; }

@@ -8,6 +8,7 @@
 Importing this package imports neither PyTorch nor CUDA.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fencepool import errors, host_driver
@@ -27,13 +28,22 @@ from fencepool.errors import (
     UnknownTagError,
 )
 from fencepool.fences import Fence
-from fencepool.machine import DeviceInfo, DriverInfo, driver_info, memory_info
+from fencepool.machine import (
+    DeviceInfo,
+    DriverInfo,
+    driver_info,
+    memory_info,
+    memory_margin,
+    set_memory_margin,
+)
 from fencepool.pools import CallbackHandle, Pool, pool
 from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransition, Resumed
 from fencepool.transitions import pause, paused, resume, status
 
 if TYPE_CHECKING:
+    from fencepool._regions import disable
     from fencepool.errors import OutOfMemoryError
+    from fencepool.graphs import cuda_graph
 
 __all__ = [
     "CallbackError",
@@ -59,20 +69,30 @@ __all__ = [
     "Resumed",
     "UnknownTagError",
     "__version__",
+    "cuda_graph",
+    "disable",
     "driver_info",
     "errors",
     "host_driver",
     "memory_info",
+    "memory_margin",
     "pause",
     "paused",
     "pool",
     "resume",
+    "set_memory_margin",
     "status",
     "watch_stream",
 ]
 
 
+# What needs PyTorch is imported on first use.
+_NEEDS_TORCH = {"disable": "fencepool._regions", "cuda_graph": "fencepool.graphs"}
+
+
 def __getattr__(name: str) -> Any:
     if name == "OutOfMemoryError":  # made on first use, see errors.py
         return errors.__getattr__(name)
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -72,6 +72,34 @@ def driver_info(provider: Provider) -> DriverInfo:
     )
 
 
+def set_memory_margin(nbytes: int, device: str | torch.device = "cuda") -> None:
+    """Leave so many bytes of a device free: an allocation from a pool that would leave fewer is refused.
+
+    For what other libraries take later, and a resume: neither is held back by the margin. Memory that
+    PyTorch has already from a pool is not looked at again. Thread-safe.
+
+    Args:
+        nbytes: 0 for no margin, as at the start.
+        device: all pools of this device.
+
+    Raises:
+        TypeError, ValueError: no integer, or a negative one.
+        DriverUnavailable: the device's driver cannot be used here.
+    """
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+        raise TypeError(f"a margin is an integer of bytes, not {type(nbytes).__name__}")
+    if not 0 <= nbytes < 1 << 62:
+        raise ValueError(f"a margin of {nbytes} bytes cannot be kept")
+    where = parse_device(device)
+    _core.set_memory_margin(where.provider, where.ordinal, nbytes)
+
+
+def memory_margin(device: str | torch.device = "cuda") -> int:
+    """The bytes that :func:`set_memory_margin` asked to leave free."""
+    where = parse_device(device)
+    return _core.memory_margin(where.provider, where.ordinal)
+
+
 def memory_info(device: str | torch.device = "cuda") -> tuple[int, int]:
     """Free and total bytes of a device, as its driver reports them (cuMemGetInfo).
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fencepool import _core
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
+from fencepool.errors import PoolBusyError
 from fencepool.reports import PoolStatus, timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -42,6 +45,8 @@ class Pool:
         self._after_resume: dict[CallbackHandle, Callable[[Pool], None]] = {}
         # Held through a transition, so that callbacks run once for it; taken in the order of ids.
         self._transition = threading.RLock()
+        self._regions_lock = threading.Lock()
+        self._regions = 0  # entered now, by all threads
 
     @property
     def tag(self) -> str:
@@ -135,6 +140,49 @@ class Pool:
         _adopt.adopt(self, owner)
         return owner
 
+    def region(self) -> AbstractContextManager[Pool]:
+        """Have PyTorch allocate in the pool: a context manager for this thread and the pool's device.
+
+        On a GPU this goes through ``torch.cuda.MemPool``; on the embedded driver every new CPU tensor is
+        moved into the pool. Regions nest, the innermost counts, and may be entered again. Other threads,
+        autograd's and new ones included, allocate where they did. Tensors may outlive the region and be
+        freed anywhere; when PyTorch gives their memory back it is released once the device's work so far
+        has ended. Memory that died inside the region is given back at its end.
+
+        While a region is entered, pausing the pool raises :class:`PoolBusyError`: PyTorch would hand out
+        addresses with no memory behind them. When memory is short, PyTorch frees its caches, tries again,
+        then raises ``torch.OutOfMemoryError`` with what the pool says in its notes.
+
+        Raises:
+            PoolPausedError: on entry, the pool is paused.
+            PoolBusyError: on entry, 64 pools have regions already.
+        """
+        from fencepool import _regions
+
+        return _regions.region(self)
+
+    def backup_of(self, tensor: torch.Tensor, *, copy: bool = True) -> torch.Tensor:
+        """What a tensor holds, read from the backup while the pool is paused.
+
+        Args:
+            tensor: one whose memory lies in this pool.
+            copy: a copy of its own. False: a view of the pinned backup itself. The view stays readable
+                for as long as it lives, but holds the tensor's contents only until the pool resumes; what
+                is written to it is restored then. It keeps its part of the host memory from being given
+                back.
+
+        Returns:
+            A CPU tensor of the same dtype, shape and strides.
+
+        Raises:
+            TypeError: it is no tensor.
+            ValueError: it does not lie in this pool, the pool is active or keeps no backup, or, with
+                ``copy=False``, its backup is in several pieces.
+        """
+        from fencepool import _backups
+
+        return _backups.backup_of(self, tensor, is_copied=copy)
+
     def contains(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory lies in this pool. False for one without elements.
 
@@ -212,11 +260,32 @@ class Pool:
         """Give everything back and forget the pool; :func:`pool` makes a new one.
 
         Raises:
-            PoolBusyError: it still has live tensors; nothing was changed.
+            PoolBusyError: it still has live tensors, or a region of it is entered; nothing was changed.
         """
+        self._refuse_inside_region("closed")
+        self._trim_torch()
         _core.close_pool(self._core)
+        if "fencepool._cuda_regions" in sys.modules:
+            sys.modules["fencepool._cuda_regions"].forget(self)
         with _known_lock:
             _known.pop(self._core.id, None)
+
+    def _refuse_inside_region(self, doing: str) -> None:
+        if self._regions:
+            raise PoolBusyError(
+                f"{self!r} cannot be {doing}: {self._regions} of its regions or captures are entered; "
+                "leave them first. Nothing was changed"
+            )
+
+    def _trim_torch(self) -> None:
+        # What PyTorch holds of the pool without using it goes back to the pool.
+        regions = sys.modules.get("fencepool._cuda_regions")
+        if regions is None or self._core.provider != "cuda":
+            return
+        current = capture_candidates([DeviceName("cuda", self._core.ordinal)])
+        # Emptying PyTorch's cache would break a capture.
+        if not _core.is_capturing("cuda", self._core.ordinal, current.get(self._core.ordinal, [])):
+            regions.trim(self)
 
     def _prepare_torch(self) -> None:
         # The streams to look at before a free are known from here on.

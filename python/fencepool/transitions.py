@@ -40,6 +40,7 @@ def pause(*tags: str, device: str | torch.device | None = None, timeout: float |
     Raises:
         UnknownTagError: no pool has such a tag.
         QuiesceTimeout: work in flight did not end in time.
+        PoolBusyError: a region of a pool is entered.
         CaptureError: a stream of a device is being captured.
         HostMemoryError: too little host memory for the backup.
         DriverError: a driver call failed.
@@ -142,6 +143,10 @@ def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
     """The report, and the ids of the pools that were active before."""
     with _transition(pools):
         unpaused = [pool for pool in pools if not _is_paused(pool)]
+        for pool in unpaused:
+            pool._refuse_inside_region("paused")
+        for pool in unpaused:
+            pool._trim_torch()
         active = {pool._core.id for pool in unpaused}
         called = _call_before_pause(unpaused)
         try:

@@ -1,0 +1,43 @@
+"""Reading tensors from a paused pool's backup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.utils.dlpack
+
+from fencepool._tensors import tensor_over
+
+if TYPE_CHECKING:
+    from fencepool.pools import Pool
+
+
+def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Tensor:
+    """See :meth:`Pool.backup_of`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"backup_of() takes a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if str(tensor.device) != pool.torch_device:
+        raise ValueError(f"{pool!r} holds no tensors of {tensor.device}")
+    size = _spanned(tensor) * tensor.element_size()
+    parts = [
+        torch.utils.dlpack.from_dlpack(part.to_dlpack())
+        for part in pool._core.backup_of(tensor.data_ptr(), size)
+    ]
+    if not is_copied and len(parts) > 1:
+        raise ValueError(
+            f"the backup of this tensor is in {len(parts)} pieces of host memory and has no one view; "
+            "copy=True puts them together"
+        )
+    whole = torch.cat(parts) if is_copied else parts[0]
+    view = tensor_over(whole.untyped_storage(), tensor.dtype, tensor.shape, tensor.stride())
+    if tensor.is_conj():  # conjugation and negation that PyTorch puts off are part of the view
+        view = view.conj()
+    return torch._neg_view(view) if tensor.is_neg() else view
+
+
+def _spanned(tensor: torch.Tensor) -> int:
+    """Elements from the tensor's first to its last, gaps included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,0 +1,171 @@
+"""PyTorch's CUDA allocations into pools, through ``torch.cuda.MemPool`` over the extension's entry points.
+
+PyTorch lets the allocations of a thread go to the MemPool that became active first of those that apply,
+and refuses to activate one that is active already (c10/cuda/CUDACachingAllocator.cpp). So only a thread's
+innermost region is active, and every entered region has a MemPool to itself, taken from those its pool has
+idle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fencepool import _core, _regions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepool.pools import Pool
+
+MemPoolId = tuple[int, int]
+
+
+class MemPools:
+    """The MemPools of one pool. Thread-safe."""
+
+    def __init__(self, pool: Pool) -> None:
+        slot = _core.torch_slot(pool._core)
+        allocator = _allocator_of(slot)
+        self._allocator = allocator
+        self._ordinal = pool._core.ordinal
+        self._lock = threading.Lock()
+        self._idle: list[torch.cuda.MemPool] = []
+        # Given up while tensors lived in them: PyTorch keeps what they free until its cache is emptied.
+        self._given_up: set[MemPoolId] = set()
+
+    def make(self) -> torch.cuda.MemPool:
+        """A new MemPool over the pool."""
+        with torch.cuda.device(self._ordinal):  # PyTorch makes it for the current device
+            return torch.cuda.MemPool(self._allocator.allocator())
+
+    def take(self) -> torch.cuda.MemPool:
+        """One that nobody uses."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self.make()
+
+    def put_back(self, mem_pool: torch.cuda.MemPool) -> None:
+        """The region that had it has ended. What died in it is released now rather than kept."""
+        if has_dead_segments(mem_pool.id):
+            self._give_up(mem_pool.id)  # dropped by the caller: PyTorch then gives dead segments back
+        else:
+            with self._lock:
+                self._idle.append(mem_pool)
+
+    def trim(self) -> None:
+        """Have PyTorch give back what nothing lives in any more."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        while idle:
+            self.put_back(idle.pop())
+        with self._lock:
+            given_up = list(self._given_up)
+        is_dead = False
+        for mem_pool_id in given_up:
+            segments = _segments(mem_pool_id)
+            is_dead = is_dead or any(segment["active_size"] == 0 for segment in segments)
+            if not segments:
+                with self._lock:
+                    self._given_up.discard(mem_pool_id)
+        if is_dead:
+            torch.cuda.empty_cache()
+
+    def _give_up(self, mem_pool_id: MemPoolId) -> None:
+        with self._lock:
+            self._given_up.add(mem_pool_id)
+
+
+class MemPoolRoute:
+    """A thread's allocations on a device into one MemPool."""
+
+    def __init__(self, pool: Pool, mem_pool: torch.cuda.MemPool) -> None:
+        self.pool = pool
+        self._ordinal = pool._core.ordinal
+        self._id: MemPoolId = mem_pool.id
+
+    def begin(self) -> None:
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._ordinal, self._id)
+
+    def end(self) -> None:
+        torch._C._cuda_endAllocateToPool(self._ordinal, self._id)
+        torch._C._cuda_releasePool(self._ordinal, self._id)
+
+
+@contextlib.contextmanager
+def inside(pool: Pool) -> Iterator[None]:
+    """Lead this thread's allocations on the pool's device into the pool."""
+    known = _regions.entered_route(pool.device, MemPoolRoute, pool)
+    if known is not None:  # entered again, further in: the same MemPool, so that its gaps are used
+        with _regions.entered(pool.device, known):
+            yield
+        return
+    mem_pools = mem_pools_of(pool)
+    mem_pool: torch.cuda.MemPool | None = mem_pools.take()
+    assert mem_pool is not None
+    try:
+        with _regions.entered(pool.device, MemPoolRoute(pool, mem_pool)):
+            yield
+    finally:
+        mem_pools.put_back(mem_pool)
+        mem_pool = None  # the last reference, unless it was kept: PyTorch releases dead segments here
+
+
+def has_dead_segments(mem_pool_id: MemPoolId) -> bool:
+    """Whether PyTorch holds memory of a MemPool in which nothing lives."""
+    return any(segment["active_size"] == 0 for segment in _segments(mem_pool_id))
+
+
+def _segments(mem_pool_id: MemPoolId) -> list[dict[str, Any]]:
+    snapshot: Any = torch.cuda.memory_snapshot
+    try:
+        segments = snapshot(mem_pool_id, include_traces=False)
+    except TypeError:  # before PyTorch 2.11
+        segments = snapshot(mem_pool_id)
+    return list(segments)
+
+
+# PyTorch's MemPools refer to their allocator by address, without keeping it: one for each slot, for good.
+_allocators: dict[int, Any] = {}
+_made: weakref.WeakKeyDictionary[Pool, MemPools] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def _allocator_of(slot: int) -> Any:
+    if slot not in _allocators:
+        _allocators[slot] = torch.cuda.memory.CUDAPluggableAllocator(
+            str(_core.__file__), f"fencepool_alloc_{slot:02o}", f"fencepool_free_{slot:02o}"
+        )
+    return _allocators[slot]
+
+
+def mem_pools_of(pool: Pool) -> MemPools:
+    """The pool's MemPools, made on first use."""
+    with _making:
+        found = _made.get(pool)
+        if found is None:
+            found = _made[pool] = MemPools(pool)
+        return found
+
+
+def trim(pool: Pool) -> None:
+    """Have PyTorch give back what it holds of the pool without using it."""
+    with _making:
+        found = _made.get(pool)
+    if found is not None:
+        from fencepool import graphs
+
+        graphs.forget_dead(pool)
+        found.trim()
+
+
+def forget(pool: Pool) -> None:
+    """The pool is closed."""
+    with _making:
+        if _made.pop(pool, None) is not None:
+            _core.give_torch_slot_back(pool._core)

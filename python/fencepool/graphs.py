@@ -1,0 +1,115 @@
+"""CUDA graphs whose memory can be paused."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fencepool import _cuda_regions, _regions
+from fencepool.pools import Backup, Pool
+from fencepool.pools import pool as get_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepool._cuda_regions import MemPoolId
+
+
+class _GraphMemory:
+    """One MemPool that graphs are captured into, and those graphs."""
+
+    def __init__(self, owner: Pool) -> None:
+        self.owner = owner
+        self.mem_pool: Any = _cuda_regions.mem_pools_of(owner).make()
+        self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+
+_lock = threading.Lock()
+# By the id that a capture was given as `pool=`, and by the MemPool's own, which graph.pool() returns.
+_by_id: dict[MemPoolId, _GraphMemory] = {}
+
+
+@contextlib.contextmanager
+def cuda_graph(
+    cuda_graph: torch.cuda.CUDAGraph,
+    pool: Any = None,
+    stream: torch.cuda.Stream | None = None,
+    capture_error_mode: str = "global",
+    *,
+    tag: str = "cuda_graph",
+    backup: Backup = "host",
+    device: str | torch.device = "cuda",
+) -> Iterator[Pool]:
+    """Capture a CUDA graph as ``torch.cuda.graph`` does, its memory in a pool that can be paused.
+
+    After a pause and a resume the graph replays as before: every address is the same. No LD_PRELOAD.
+    Regions around it do not count inside. PyTorch allows one capture at a time in a process.
+
+    Args:
+        cuda_graph: what to capture into.
+        pool: captures that are given the same id share memory, as do those given another's
+            ``graph.pool()``. None: memory of its own.
+        stream: to capture on; None: one of PyTorch's own.
+        capture_error_mode: as for ``torch.cuda.graph``.
+        tag: of the pool that holds the memory.
+        backup: "host" keeps what the capture left in that memory, for replays that read it before they
+            write it: results of the warm-up, constants made inside. "none" drops it.
+        device: the device that is captured on; PyTorch's current one.
+
+    Yields:
+        the pool.
+
+    Raises:
+        PoolPausedError: the pool is paused; nothing was captured.
+        ValueError: ``pool`` is the memory of graphs under another tag or policy.
+        DriverUnavailable: there is no GPU. The embedded driver has no kernels to capture.
+        torch.OutOfMemoryError: the capture needs more memory; its notes say what the pool wanted.
+
+    Source: CUDA C++ Programming Guide, "CUDA Graphs"; PyTorch's notes, "Graph memory management".
+    """
+    owner = get_pool(tag, device, backup=backup)
+    if owner._core.provider != "cuda":
+        raise ValueError(f"a CUDA graph is captured on a CUDA device, not on {owner.device!r}")
+    owner._prepare_torch()
+    memory = _memory_for(owner, None if pool is None else tuple(pool))
+    with _regions.occupied(owner), _regions.disable():
+        try:
+            with torch.cuda.graph(
+                cuda_graph,
+                pool=memory.mem_pool.id,
+                stream=stream,
+                capture_error_mode=capture_error_mode,
+            ):
+                memory.graphs.add(cuda_graph)
+                yield owner
+        except torch.OutOfMemoryError as error:
+            _regions.explain(owner, error)
+            raise
+
+
+def forget_dead(owner: Pool) -> None:
+    """Let go of the memory of graphs that are all gone."""
+    with _lock:
+        dead = [key for key, memory in _by_id.items() if memory.owner is owner and not len(memory.graphs)]
+        for key in dead:
+            del _by_id[key]
+
+
+def _memory_for(owner: Pool, wanted: MemPoolId | None) -> _GraphMemory:
+    with _lock:
+        memory = _by_id.get(wanted) if wanted is not None else None
+        if memory is None:
+            memory = _GraphMemory(owner)
+            _by_id[memory.mem_pool.id] = memory
+            if wanted is not None:
+                _by_id[wanted] = memory
+        elif memory.owner is not owner:
+            raise ValueError(
+                f"pool={wanted} is the memory of graphs in {memory.owner!r}; graphs that share memory "
+                f"belong to one pool, and this one would be in {owner!r}"
+            )
+        return memory
