@@ -13,7 +13,7 @@ namespace fencepool {
 void bind_errors(pybind11::module_& module);
 void bind_pools(pybind11::module_& module);
 void bind_machine(pybind11::module_& module);
-void bind_torch(pybind11::module_& module);
+void bind_pytorch(pybind11::module_& module);
 
 // "cuda" or "host".
 inline Provider provider_of(const std::string& name) {

@@ -41,9 +41,9 @@ from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransit
 from fencepool.transitions import pause, paused, resume, status
 
 if TYPE_CHECKING:
-    from fencepool._regions import disable
     from fencepool.errors import OutOfMemoryError
-    from fencepool.graphs import cuda_graph
+    from fencepool.pytorch.graphs import cuda_graph
+    from fencepool.pytorch.regions import disable
 
 __all__ = [
     "CallbackError",
@@ -87,7 +87,7 @@ __all__ = [
 
 
 # What needs PyTorch is imported on first use.
-_NEEDS_TORCH = {"disable": "fencepool._regions", "cuda_graph": "fencepool.graphs"}
+_NEEDS_TORCH = {"disable": "fencepool.pytorch.regions", "cuda_graph": "fencepool.pytorch.graphs"}
 
 
 def __getattr__(name: str) -> Any:

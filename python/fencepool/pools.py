@@ -157,9 +157,9 @@ class Pool:
             PoolPausedError: on entry, the pool is paused.
             PoolBusyError: on entry, 64 pools have regions already.
         """
-        from fencepool import _regions
+        from fencepool.pytorch import regions
 
-        return _regions.region(self)
+        return regions.region(self)
 
     def backup_of(self, tensor: torch.Tensor, *, copy: bool = True) -> torch.Tensor:
         """What a tensor holds, read from the backup while the pool is paused.
@@ -179,9 +179,9 @@ class Pool:
             ValueError: it does not lie in this pool, the pool is active or keeps no backup, or, with
                 ``copy=False``, its backup is in several pieces.
         """
-        from fencepool import _backups
+        from fencepool.pytorch import backups
 
-        return _backups.backup_of(self, tensor, is_copied=copy)
+        return backups.backup_of(self, tensor, is_copied=copy)
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory lies in this pool. False for one without elements.
@@ -265,8 +265,8 @@ class Pool:
         self._refuse_inside_region("closed")
         self._trim_torch()
         _core.close_pool(self._core)
-        if "fencepool._cuda_regions" in sys.modules:
-            sys.modules["fencepool._cuda_regions"].forget(self)
+        if "fencepool.pytorch.cuda_regions" in sys.modules:
+            sys.modules["fencepool.pytorch.cuda_regions"].forget(self)
         with _known_lock:
             _known.pop(self._core.id, None)
 
@@ -279,7 +279,7 @@ class Pool:
 
     def _trim_torch(self) -> None:
         # What PyTorch holds of the pool without using it goes back to the pool.
-        regions = sys.modules.get("fencepool._cuda_regions")
+        regions = sys.modules.get("fencepool.pytorch.cuda_regions")
         if regions is None or self._core.provider != "cuda":
             return
         current = capture_candidates([DeviceName("cuda", self._core.ordinal)])

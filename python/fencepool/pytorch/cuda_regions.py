@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fencepool import _core, _regions
+from fencepool import _core
+from fencepool.pytorch import regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,9 +91,11 @@ class MemPoolRoute:
         self._id: MemPoolId = mem_pool.id
 
     def begin(self) -> None:
+        """See :class:`regions.Route`."""
         torch._C._cuda_beginAllocateCurrentThreadToPool(self._ordinal, self._id)
 
     def end(self) -> None:
+        """See :class:`regions.Route`."""
         torch._C._cuda_endAllocateToPool(self._ordinal, self._id)
         torch._C._cuda_releasePool(self._ordinal, self._id)
 
@@ -100,16 +103,16 @@ class MemPoolRoute:
 @contextlib.contextmanager
 def inside(pool: Pool) -> Iterator[None]:
     """Lead this thread's allocations on the pool's device into the pool."""
-    known = _regions.entered_route(pool.device, MemPoolRoute, pool)
+    known = regions.entered_route(pool.device, MemPoolRoute, pool)
     if known is not None:  # entered again, further in: the same MemPool, so that its gaps are used
-        with _regions.entered(pool.device, known):
+        with regions.entered(pool.device, known):
             yield
         return
     mem_pools = mem_pools_of(pool)
     mem_pool: torch.cuda.MemPool | None = mem_pools.take()
     assert mem_pool is not None
     try:
-        with _regions.entered(pool.device, MemPoolRoute(pool, mem_pool)):
+        with regions.entered(pool.device, MemPoolRoute(pool, mem_pool)):
             yield
     finally:
         mem_pools.put_back(mem_pool)
@@ -158,7 +161,7 @@ def trim(pool: Pool) -> None:
     with _making:
         found = _made.get(pool)
     if found is not None:
-        from fencepool import graphs
+        from fencepool.pytorch import graphs
 
         graphs.forget_dead(pool)
         found.trim()

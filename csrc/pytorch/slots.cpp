@@ -1,4 +1,4 @@
-#include "torch/slots.h"
+#include "pytorch/slots.h"
 
 #include <array>
 #include <unordered_map>

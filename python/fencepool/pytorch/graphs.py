@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fencepool import _cuda_regions, _regions
 from fencepool.pools import Backup, Pool
 from fencepool.pools import pool as get_pool
+from fencepool.pytorch import cuda_regions, regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fencepool._cuda_regions import MemPoolId
+    from fencepool.pytorch.cuda_regions import MemPoolId
 
 
 class _GraphMemory:
@@ -24,7 +24,7 @@ class _GraphMemory:
 
     def __init__(self, owner: Pool) -> None:
         self.owner = owner
-        self.mem_pool: Any = _cuda_regions.mem_pools_of(owner).make()
+        self.mem_pool: Any = cuda_regions.mem_pools_of(owner).make()
         self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
 
@@ -76,7 +76,7 @@ def cuda_graph(
         raise ValueError(f"a CUDA graph is captured on a CUDA device, not on {owner.device!r}")
     owner._prepare_torch()
     memory = _memory_for(owner, None if pool is None else tuple(pool))
-    with _regions.occupied(owner), _regions.disable():
+    with regions.occupied(owner), regions.disable():
         try:
             with torch.cuda.graph(
                 cuda_graph,
@@ -87,7 +87,7 @@ def cuda_graph(
                 memory.graphs.add(cuda_graph)
                 yield owner
         except torch.OutOfMemoryError as error:
-            _regions.explain(owner, error)
+            regions.explain(owner, error)
             raise
 
 

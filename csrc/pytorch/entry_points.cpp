@@ -6,7 +6,7 @@
 // void (void* address, ssize_t size, int device, cudaStream_t stream).
 #include <sys/types.h>
 
-#include "torch/slots.h"
+#include "pytorch/slots.h"
 
 #define FENCEPOOL_EXPORTED extern "C" __attribute__((visibility("default")))
 #define FENCEPOOL_SLOT(row, column)                                                                    \

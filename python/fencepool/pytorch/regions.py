@@ -107,14 +107,14 @@ def occupied(pool: Pool) -> Iterator[None]:
 def region(pool: Pool) -> Iterator[Pool]:
     """See :meth:`Pool.region`."""
     if pool._core.provider == "cuda":
-        from fencepool import _cuda_regions
+        from fencepool.pytorch import cuda_regions
 
         pool._prepare_torch()
-        inside = _cuda_regions.inside(pool)
+        inside = cuda_regions.inside(pool)
     else:
-        from fencepool import _cpu_regions
+        from fencepool.pytorch import cpu_regions
 
-        inside = _cpu_regions.inside(pool)
+        inside = cpu_regions.inside(pool)
     with occupied(pool), inside:
         try:
             yield pool

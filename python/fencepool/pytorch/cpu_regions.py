@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fencepool import _regions
-from fencepool._tensors import storage_over
+from fencepool._tensors import storage_over, tensor_over
+from fencepool.pytorch import regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from fencepool.pools import Pool
 
 _aten = torch.ops.aten
-# Their results hold nothing yet, so nothing is copied.
+# Their results hold nothing yet: they are made in the pool at once, without memory elsewhere before.
 _EMPTY = {_aten.empty, _aten.empty_strided, _aten.empty_like, _aten.new_empty, _aten.new_empty_strided}
+# What torch.tensor() ends with: storage that no operator made.
+_LIFT = {_aten.lift, _aten.lift_fresh}
 
 
 class _Current(threading.local):
@@ -45,44 +47,58 @@ class _MovesResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         pool = _current.pool
         if pool is None:
-            return result
+            return func(*args, **kwargs)
+        packet = getattr(func, "overloadpacket", None)
+        if packet in _EMPTY:
+            return _empty(pool, func, args, kwargs)
+        result = func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(result) if _is_plain(leaf)]
         if made:
-            given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if _is_plain(leaf)}
-            _move(pool, made, given, is_empty=getattr(func, "overloadpacket", None) in _EMPTY)
+            given = tree_leaves((args, kwargs)) if packet not in _LIFT else []
+            _move(pool, made, {leaf.untyped_storage()._cdata for leaf in given if _is_plain(leaf)})
         return result
 
 
-def _move(pool: Pool, tensors: list[torch.Tensor], given: set[int], *, is_empty: bool) -> None:
+def _empty(pool: Pool, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    like = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.device("cpu")
+    if torch.device(kwargs.get("device") or like).type != "cpu":
+        return func(*args, **kwargs)
+    shaped = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
+    size = shaped.untyped_storage().nbytes() if shaped.layout is torch.strided else 0
+    if size == 0 or not _is_plain_type(shaped):
+        return func(*args, **kwargs)
+    storage = storage_over(pool._core.allocate(size), size)
+    return tensor_over(storage, shaped.dtype, shaped.shape, shaped.stride(), int(shaped.storage_offset()))
+
+
+def _move(pool: Pool, tensors: list[torch.Tensor], given: set[int]) -> None:
     moved: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         old = tensor.untyped_storage()
-        if old._cdata in given or old.nbytes() == 0 or pool._core.contains(old.data_ptr()):
+        size = old.nbytes()
+        if old._cdata in given or size == 0 or pool._core.contains(old.data_ptr()):
             continue
         if old._cdata not in moved:
-            moved[old._cdata] = _moved(pool, old, is_empty=is_empty)
+            moved[old._cdata] = storage_over(pool._core.allocate(size), size)
+            moved[old._cdata].copy_(old)
         tensor.set_(moved[old._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _moved(pool: Pool, old: torch.UntypedStorage, *, is_empty: bool) -> torch.UntypedStorage:
-    size = old.nbytes()
-    new = storage_over(pool._core.allocate(size), size)
-    if not is_empty:
-        new.copy_(old)
-    return new
 
 
 def _is_plain(leaf: Any) -> bool:
     """A tensor that holds CPU memory itself."""
     return (
-        type(leaf) in (torch.Tensor, torch.nn.Parameter)
+        isinstance(leaf, torch.Tensor)
+        and _is_plain_type(leaf)
         and leaf.device.type == "cpu"
         and leaf.layout is torch.strided
         and not leaf.is_quantized
     )
+
+
+def _is_plain_type(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 class _PoolRoute:
@@ -116,5 +132,5 @@ def _mode() -> Iterator[None]:
 def inside(pool: Pool) -> Iterator[None]:
     """Lead this thread's CPU allocations into the pool."""
     # Whatever the pool's device of the embedded driver, PyTorch knows one "cpu": the innermost wins.
-    with _mode(), _regions.entered("cpu", _PoolRoute(pool)):
+    with _mode(), regions.entered("cpu", _PoolRoute(pool)):
         yield

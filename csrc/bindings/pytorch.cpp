@@ -1,5 +1,5 @@
-// Pools as allocators of PyTorch, for python/fencepool/_regions.py.
-#include "torch/slots.h"
+// Pools as allocators of PyTorch, for python/fencepool/pytorch/cuda_regions.py.
+#include "pytorch/slots.h"
 
 #include <pybind11/pybind11.h>
 
@@ -10,7 +10,7 @@ namespace py = pybind11;
 
 namespace fencepool {
 
-void bind_torch(py::module_& module) {
+void bind_pytorch(py::module_& module) {
   module.def("torch_slot", &torch_slots::slot_of, py::arg("pool"), py::call_guard<Unlocked>());
   module.def(
       "give_torch_slot_back", [](const std::shared_ptr<Pool>& pool) { torch_slots::give_slot_back(*pool); },

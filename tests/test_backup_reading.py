@@ -1,0 +1,101 @@
+"""Reading tensors from the backup while their pool is paused."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import fencepool as fp
+from support.contents import assert_same, filled
+from support.machine import MIB
+
+
+@pytest.fixture
+def kept(machine, keeping, tag):
+    return fp.pool(tag, machine.device, **keeping.options)
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_what_was_there_is_read(kept, is_copied):
+    tensors = [filled(kept, size, seed) for seed, size in enumerate((1, 4097, 3 * MIB))]
+    fp.pause(kept.tag)
+    for tensor, expected in tensors:
+        found = kept.backup_of(tensor, copy=is_copied)
+        assert found.device.type == "cpu"
+        assert found.shape == tensor.shape
+        assert_same(found, expected)
+
+
+def test_shapes_strides_dtypes_and_views(kept):
+    tensor = kept.empty((4, 6), dtype=torch.complex64)
+    tensor.copy_(torch.arange(24).view(4, 6) * (1 + 2j))
+    views = [tensor, tensor.t(), tensor[1:3, ::2], tensor.conj(), tensor.imag, tensor[2, 3], tensor[:0]]
+    expected = [view.cpu().clone() for view in views]
+    fp.pause(kept.tag)
+    for view, wanted in zip(views, expected, strict=True):
+        found = kept.backup_of(view)
+        assert found.dtype is view.dtype
+        assert found.stride() == view.stride()
+        assert torch.equal(found, wanted)
+
+
+def test_a_backup_larger_than_a_chunk_is_one_view(kept):
+    tensor = kept.empty((150 * MIB,), dtype=torch.uint8)
+    tensor.zero_()
+    tensor[127 * MIB : 129 * MIB].fill_(3)
+    fp.pause(kept.tag)
+    view = kept.backup_of(tensor, copy=False)
+    assert view.numel() == 150 * MIB
+    assert int(view.sum(dtype=torch.int64)) == 6 * MIB
+
+
+def test_what_is_written_to_a_view_is_restored(kept):
+    tensor, _ = filled(kept, 5000)
+    fp.pause(kept.tag)
+    kept.backup_of(tensor, copy=False).fill_(9)
+    fp.resume(kept.tag)
+    assert bool((tensor == 9).all())
+
+
+def test_a_view_stays_readable_after_the_backup_has_gone(kept):
+    tensor, expected = filled(kept, 3 * MIB)
+    fp.pause(kept.tag)
+    view, copy = kept.backup_of(tensor, copy=False), kept.backup_of(tensor)
+    fp.resume(kept.tag)
+    kept.trim()
+    del tensor
+    gc.collect()
+    kept.close()
+    assert view.sum() == view.clone().sum()
+    assert_same(copy, expected)
+
+
+def test_what_has_no_backup_is_refused(machine, kept, new_tag):
+    tensor, _ = filled(kept, 100)
+    with pytest.raises(ValueError, match="active"):
+        kept.backup_of(tensor)
+    dropped = fp.pool(new_tag(), machine.device)
+    lost, _ = filled(dropped, 100)
+    fp.pause(kept.tag, dropped.tag)
+    with pytest.raises(ValueError, match="policy"):
+        dropped.backup_of(lost)
+    with pytest.raises(ValueError, match="segments"):
+        kept.backup_of(lost)
+    with pytest.raises(TypeError):
+        kept.backup_of([1])
+    with pytest.raises(ValueError, match="meta"):
+        kept.backup_of(torch.empty(3, device="meta"))
+    assert kept.backup_of(tensor[:0]).numel() == 0
+
+
+def test_reading_while_others_pause_and_resume(kept, machine, new_tag):
+    tensor, expected = filled(kept, 2 * MIB)
+    other = fp.pool(new_tag(), machine.device, backup="host")
+    filled(other, MIB)
+    fp.pause(kept.tag)
+    for _ in range(5):
+        fp.pause(other.tag)
+        assert_same(kept.backup_of(tensor), expected)
+        fp.resume(other.tag)

@@ -1,0 +1,363 @@
+"""Regions: which of PyTorch's allocations go into a pool, on both devices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+import fencepool as fp
+from support.contents import assert_same, pattern
+from support.machine import MIB
+from support.waiting import eventually
+
+SIZES = [1, 3 * MIB, 23 * MIB]  # PyTorch's caching allocator treats each of them in another way
+
+
+def ones(machine, size=MIB):
+    return torch.ones(size, dtype=torch.uint8, device=machine.torch_device)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_made_in_a_region_lies_in_the_pool_and_survives_cycles(machine, keeping, tag, size):
+    pool = fp.pool(tag, machine.device, **keeping.options)
+    expected = pattern(size, seed=5)
+    with pool.region():
+        tensor = expected.to(machine.torch_device, copy=True)
+    after = ones(machine, size)
+    assert pool.contains(tensor)
+    assert not pool.contains(after)
+    address = tensor.data_ptr()
+    for _ in range(3):
+        fp.pause(tag)
+        assert pool.status().bytes_mapped == 0
+        fp.resume(tag)
+        assert tensor.data_ptr() == address
+        assert_same(tensor, expected)
+
+
+def test_a_model_built_in_a_region_computes_the_same_after_cycles(machine, keeping, tag):
+    pool = fp.pool(tag, machine.device, **keeping.options)
+    with pool.region():
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 200), torch.nn.BatchNorm1d(200), torch.nn.Linear(200, 3)
+        )
+        model = model.to(machine.torch_device).eval()
+    assert all(pool.contains(tensor) for tensor in [*model.parameters(), *model.buffers()])
+    inputs = torch.ones(7, 64, device=machine.torch_device)
+    with torch.no_grad():
+        before = model(inputs).cpu()
+        for _ in range(3):
+            fp.pause(tag)
+            fp.resume(tag)
+            assert torch.equal(model(inputs).cpu(), before)
+
+
+def test_the_innermost_region_counts(machine, new_tag):
+    outer, inner = (fp.pool(new_tag(), machine.device) for _ in range(2))
+    with outer.region():
+        first = ones(machine)
+        with inner.region():
+            second = ones(machine)
+            with outer.region():
+                third = ones(machine)
+            fourth = ones(machine)
+        fifth = ones(machine)
+    outside = ones(machine)
+    assert [outer.contains(x) for x in (first, second, third, fourth, fifth)] == [1, 0, 1, 0, 1]
+    assert [inner.contains(x) for x in (first, second, third, fourth, fifth)] == [0, 1, 0, 1, 0]
+    assert not outer.contains(outside)
+
+
+def test_a_region_entered_inside_itself_and_again_later(machine, pool):
+    with pool.region(), pool.region():
+        first = ones(machine)
+    with pool.region():
+        second = ones(machine)
+    assert pool.contains(first)
+    assert pool.contains(second)
+
+
+def test_disable_leaves_all_regions_and_a_region_inside_counts_again(machine, new_tag):
+    outer, inner = (fp.pool(new_tag(), machine.device) for _ in range(2))
+    with outer.region():
+        with fp.disable():
+            first = ones(machine)
+            with inner.region():
+                second = ones(machine)
+        third = ones(machine)
+    with fp.disable():
+        fourth = ones(machine)
+    assert [outer.contains(x) for x in (first, second, third, fourth)] == [0, 0, 1, 0]
+    assert [inner.contains(x) for x in (first, second, third, fourth)] == [0, 1, 0, 0]
+
+
+def test_an_exception_in_a_region_leaves_it(machine, pool):
+    with pytest.raises(ZeroDivisionError), pool.region(), fp.disable():
+        raise ZeroDivisionError
+    assert not pool.contains(ones(machine))
+    with pool.region():
+        assert pool.contains(ones(machine))
+
+
+def test_other_threads_stay_outside_and_have_regions_of_their_own(machine, new_tag):
+    pools = [fp.pool(new_tag(), machine.device) for _ in range(4)]
+    barrier = threading.Barrier(len(pools) + 1)
+    found = {}
+
+    def work(index: int) -> None:
+        own = pools[index]
+        barrier.wait()
+        for _ in range(5):
+            outside = ones(machine)
+            with own.region():
+                barrier.wait()
+                tensors = [ones(machine, size) for size in (100, MIB, 3 * MIB)]
+                barrier.wait()
+            found.setdefault(index, []).append(
+                all(own.contains(x) for x in tensors)
+                and not any(other.contains(x) for other in pools if other is not own for x in tensors)
+                and not any(pool.contains(outside) for pool in pools)
+            )
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(pools))]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    for _ in range(5):
+        barrier.wait()
+        assert not any(pool.contains(ones(machine)) for pool in pools)
+        barrier.wait()
+    for thread in threads:
+        thread.join()
+    assert found == {index: [True] * 5 for index in range(len(pools))}
+
+
+def test_one_region_in_two_threads_at_once(machine, pool):
+    barrier = threading.Barrier(2)
+    kept = []
+
+    def work() -> None:
+        with pool.region():
+            barrier.wait()
+            kept.extend(ones(machine) for _ in range(10))
+            barrier.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(kept) == 20
+    assert all(pool.contains(tensor) for tensor in kept)
+    assert len({tensor.data_ptr() for tensor in kept}) == 20
+
+
+def test_a_paused_pool_has_no_region_to_enter(machine, pool):
+    fp.pause(pool.tag)
+    with pytest.raises(fp.PoolPausedError, match="resume"), pool.region():
+        pass
+    assert not pool.contains(ones(machine))
+    fp.resume(pool.tag)
+    with pool.region():
+        assert pool.contains(ones(machine))
+
+
+def test_a_pool_whose_region_is_entered_is_not_paused_and_not_closed(machine, pool, new_tag):
+    other = fp.pool(new_tag(), machine.device)
+    with pool.region():
+        tensor = ones(machine)
+        for forbidden in (lambda: fp.pause(other.tag, pool.tag), pool.close):
+            with pytest.raises(fp.PoolBusyError, match="region"):
+                forbidden()
+        assert pool.state == other.state == "active"
+        fp.pause(other.tag)
+    assert bool(tensor.all())
+    fp.pause(pool.tag)
+    assert pool.state == "paused"
+
+
+def test_a_region_of_a_pool_that_another_thread_holds_is_not_paused(machine, pool):
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool.region():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait(60)
+    try:
+        with pytest.raises(fp.PoolBusyError):
+            fp.pause(pool.tag)
+    finally:
+        leave.set()
+        thread.join()
+    fp.pause(pool.tag)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tensors_die_after_the_region_in_another_thread_and_while_paused(machine, pool, size):
+    with pool.region():
+        tensors = [ones(machine, size) for _ in range(3)]
+    tensors.pop()
+    thread = threading.Thread(target=tensors.pop)
+    thread.start()
+    thread.join()
+    fp.pause(pool.tag)
+    tensors.clear()
+    fp.resume(pool.tag)
+    fp.pause(pool.tag)
+    fp.resume(pool.tag)
+    eventually(lambda: pool.status().bytes_used == 0, "everything is given back")
+    assert pool.status().segments == 0
+
+
+def test_a_tag_follows_its_tensor_when_another_tag_takes_the_same_size(machine, new_tag):
+    first, second = (fp.pool(new_tag(), machine.device, backup="host") for _ in range(2))
+    with first.region():
+        tensor = ones(machine, 4 * MIB)
+    del tensor
+    with second.region():
+        kept = ones(machine, 4 * MIB).fill_(7)
+    fp.pause(first.tag)
+    assert second.contains(kept)
+    assert not first.contains(kept)
+    assert bool((kept == 7).all())
+
+
+def test_repacking_in_a_region_leaves_no_dead_segments(machine, pool):
+    with pool.region():
+        for _ in range(4):
+            raw = [ones(machine, 24 * MIB) for _ in range(3)]
+            packed = [part[::2].contiguous() for part in raw]
+            del raw
+    live = sum(tensor.untyped_storage().nbytes() for tensor in packed)
+    eventually(lambda: pool.status().bytes_mapped <= live + 6 * MIB, "dead segments are gone")
+    report = fp.pause(pool.tag)
+    if pool.backup == "host":
+        assert report.pools[0].bytes_copied <= live + 6 * MIB
+
+
+def test_autograd_frees_and_allocates_around_a_region(machine, keeping, tag):
+    pool = fp.pool(tag, machine.device, **keeping.options)
+    with pool.region():
+        weight = torch.ones(256, 256, device=machine.torch_device, requires_grad=True)
+    for _ in range(3):
+        loss = (weight @ weight).relu().sum()
+        loss.backward()
+        weight.grad = None
+        fp.pause(tag)
+        fp.resume(tag)
+    with pool.region():
+        inside = (weight * 2).sum()
+    inside.backward()
+    assert pool.contains(inside)
+    assert bool((weight.grad == 2).all())
+    assert bool((weight == 1).all())
+
+
+def test_too_little_memory_in_a_region_is_an_error_and_the_region_goes_on(machine, pool):
+    too_much = fp.memory_info(machine.device)[1] * 2
+    with pool.region():
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(too_much, dtype=torch.uint8, device=machine.torch_device)
+        assert pool.contains(ones(machine))
+
+
+@pytest.mark.gpu
+def test_pytorchs_error_says_what_the_pool_wanted(pool_on_gpu):
+    total = fp.memory_info("cuda:0")[1]
+    with pytest.raises(torch.OutOfMemoryError) as caught, pool_on_gpu.region():
+        torch.empty(2 * total, dtype=torch.uint8, device="cuda:0")
+    notes = " ".join(getattr(caught.value, "__notes__", []))
+    assert pool_on_gpu.tag in notes
+    assert "missing" in notes
+
+
+@pytest.fixture
+def pool_on_gpu(tag):
+    return fp.pool(tag, "cuda:0", backup="host")
+
+
+def test_regions_of_two_devices_at_once(machines, new_tag):
+    pools = [fp.pool(new_tag(), machine.device) for machine in machines]
+    with pools[0].region(), pools[1].region():
+        tensors = [ones(machine) for machine in machines]
+    if machines[0].torch_device == machines[1].torch_device:
+        # PyTorch knows one "cpu": the innermost region has it.
+        assert [pools[1].contains(tensor) for tensor in tensors] == [True, True]
+    else:
+        assert [pool.contains(tensor) for pool, tensor in zip(pools, tensors, strict=True)] == [True, True]
+    fp.pause(*(pool.tag for pool in pools))
+    fp.resume(*(pool.tag for pool in pools))
+
+
+def test_views_and_in_place_operators_stay_where_they_are(machine, pool):
+    outside = ones(machine)
+    with pool.region():
+        assert not pool.contains(outside.view(-1)[3:])
+        assert not pool.contains(outside.add_(1))
+        new = outside + 1
+        assert pool.contains(new[5:].view(-1))
+        parts = torch.split(new, 1000)
+        assert parts[0].data_ptr() == new.data_ptr()
+        left, right = torch.sort(new)
+        assert pool.contains(left)
+        assert pool.contains(right)
+        torch.add(outside, 1, out=outside)
+    assert not pool.contains(outside)
+
+
+def test_margins_refuse_allocations_and_let_resumes_through(machine, pool):
+    free, total = fp.memory_info(machine.device)
+    with pool.region():
+        before = ones(machine, 4 * MIB)
+    fp.set_memory_margin(total, machine.device)
+    try:
+        assert fp.memory_margin(machine.device) == total
+        said = "margin" if machine.is_host else "memory"
+        with pytest.raises(torch.OutOfMemoryError, match=said), pool.region():
+            ones(machine, 64 * MIB)
+        with pytest.raises(fp.OutOfMemoryError, match="margin"):
+            pool.empty((64 * MIB,), dtype=torch.uint8)
+        fp.pause(pool.tag)
+        fp.resume(pool.tag)
+    finally:
+        fp.set_memory_margin(0, machine.device)
+    assert pool.contains(before)
+    assert pool.empty((MIB,)).numel() == MIB
+    assert free <= total
+
+
+@pytest.mark.parametrize("margin", [-1, 1 << 62])
+def test_margins_that_cannot_be(margin):
+    with pytest.raises(ValueError, match="margin"):
+        fp.set_memory_margin(margin, "cpu")
+    with pytest.raises(TypeError, match="integer"):
+        fp.set_memory_margin(1.5, "cpu")
+
+
+@pytest.mark.gpu
+def test_a_stream_that_still_uses_a_freed_tensor_is_waited_for(machine_on_gpu, tag):
+    pool = fp.pool(tag, "cuda:0")
+    side = torch.cuda.Stream()
+    for _ in range(20):
+        with pool.region():
+            tensor = torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda:0")
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)
+            tensor.fill_(1)
+        tensor.record_stream(side)
+        del tensor
+        gc.collect()
+    torch.cuda.synchronize()
+    fp.pause(tag)
+
+
+@pytest.fixture
+def machine_on_gpu():
+    return torch.cuda.current_device()
