@@ -278,6 +278,40 @@ def test_pytorchs_error_says_what_the_pool_wanted(pool_on_gpu):
     assert "missing" in notes
 
 
+@pytest.mark.gpu
+def test_what_pytorch_has_cached_makes_room_for_a_region(pool_on_gpu):
+    size = fp.memory_info("cuda:0")[0] // 5 * 3
+    cached = torch.empty(size, dtype=torch.uint8, device="cuda:0")
+    del cached
+    with pool_on_gpu.region():
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda:0")
+    assert pool_on_gpu.contains(tensor)
+
+
+@pytest.mark.gpu
+def test_a_region_ends_with_dead_segments_while_another_thread_is_in_a_region(pool_on_gpu, new_tag):
+    other = fp.pool(new_tag(), "cuda:0")
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with other.region():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait(60)
+    try:
+        with pool_on_gpu.region():
+            doomed = torch.empty(24 * MIB, dtype=torch.uint8, device="cuda:0")
+            del doomed
+    finally:
+        leave.set()
+        thread.join()
+    fp.pause(pool_on_gpu.tag)
+    assert pool_on_gpu.status().segments == 0
+
+
 @pytest.fixture
 def pool_on_gpu(tag):
     return fp.pool(tag, "cuda:0", backup="host")

@@ -263,7 +263,7 @@ class Pool:
             PoolBusyError: it still has live tensors, or a region of it is entered; nothing was changed.
         """
         self._refuse_inside_region("closed")
-        self._trim_torch()
+        self._trim_torch(is_waiting=True)
         _core.close_pool(self._core)
         if "fencepool.pytorch.cuda_regions" in sys.modules:
             sys.modules["fencepool.pytorch.cuda_regions"].forget(self)
@@ -277,15 +277,11 @@ class Pool:
                 "leave them first. Nothing was changed"
             )
 
-    def _trim_torch(self) -> None:
+    def _trim_torch(self, *, is_waiting: bool) -> None:
         # What PyTorch holds of the pool without using it goes back to the pool.
         regions = sys.modules.get("fencepool.pytorch.cuda_regions")
-        if regions is None or self._core.provider != "cuda":
-            return
-        current = capture_candidates([DeviceName("cuda", self._core.ordinal)])
-        # Emptying PyTorch's cache would break a capture.
-        if not _core.is_capturing("cuda", self._core.ordinal, current.get(self._core.ordinal, [])):
-            regions.trim(self)
+        if regions is not None and self._core.provider == "cuda":
+            regions.trim(self, is_waiting=is_waiting)
 
     def _prepare_torch(self) -> None:
         # The streams to look at before a free are known from here on.

@@ -146,7 +146,7 @@ def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
         for pool in unpaused:
             pool._refuse_inside_region("paused")
         for pool in unpaused:
-            pool._trim_torch()
+            pool._trim_torch(is_waiting=False)
         active = {pool._core.id for pool in unpaused}
         called = _call_before_pause(unpaused)
         try:

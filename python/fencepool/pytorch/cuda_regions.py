@@ -9,6 +9,7 @@ idle.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fencepool import _core
+from fencepool._devices import DeviceName
+from fencepool._streams import capture_candidates
 from fencepool.pytorch import regions
 
 if TYPE_CHECKING:
@@ -31,18 +34,21 @@ class MemPools:
 
     def __init__(self, pool: Pool) -> None:
         slot = _core.torch_slot(pool._core)
-        allocator = _allocator_of(slot)
-        self._allocator = allocator
+        self._allocator = _allocator_of(slot)
         self._ordinal = pool._core.ordinal
         self._lock = threading.Lock()
         self._idle: list[torch.cuda.MemPool] = []
-        # Given up while tensors lived in them: PyTorch keeps what they free until its cache is emptied.
+        # Given up: what dies in them stays with PyTorch until its cache is emptied.
         self._given_up: set[MemPoolId] = set()
 
     def make(self) -> torch.cuda.MemPool:
-        """A new MemPool over the pool."""
+        """A new MemPool over the pool, to be given up in the end."""
         with torch.cuda.device(self._ordinal):  # PyTorch makes it for the current device
-            return torch.cuda.MemPool(self._allocator.allocator())
+            mem_pool = torch.cuda.MemPool(self._allocator.allocator())
+        # Its destructor ends the process while a region or a capture of any thread is under way
+        # (an assertion in c10/cuda/CUDACachingAllocator.cpp, synchronize_and_free_events). So it never runs.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mem_pool))
+        return mem_pool
 
     def take(self) -> torch.cuda.MemPool:
         """One that nobody uses."""
@@ -54,32 +60,36 @@ class MemPools:
     def put_back(self, mem_pool: torch.cuda.MemPool) -> None:
         """The region that had it has ended. What died in it is released now rather than kept."""
         if has_dead_segments(mem_pool.id):
-            self._give_up(mem_pool.id)  # dropped by the caller: PyTorch then gives dead segments back
+            self.give_up(mem_pool)
+            empty_cache(self._ordinal)
         else:
             with self._lock:
                 self._idle.append(mem_pool)
 
-    def trim(self) -> None:
-        """Have PyTorch give back what nothing lives in any more."""
+    def give_up(self, mem_pool: torch.cuda.MemPool) -> None:
+        """Nobody allocates from it any more. Tensors may live in it."""
+        with self._lock:
+            self._given_up.add(mem_pool.id)
+        torch._C._cuda_releasePool(self._ordinal, mem_pool.id)
+
+    def trim(self, *, is_waiting: bool) -> None:
+        """Have PyTorch give back what nothing lives in any more.
+
+        What died while a stream still used it (``Tensor.record_stream``) is waited for only when asked to.
+        """
         with self._lock:
             idle, self._idle = self._idle, []
-        while idle:
-            self.put_back(idle.pop())
-        with self._lock:
-            given_up = list(self._given_up)
-        is_dead = False
-        for mem_pool_id in given_up:
-            segments = _segments(mem_pool_id)
-            is_dead = is_dead or any(segment["active_size"] == 0 for segment in segments)
-            if not segments:
+        for mem_pool in idle:
+            if any(_is_dead(segment, is_waiting) for segment in _segments(mem_pool.id)):
+                self.give_up(mem_pool)
+            else:
                 with self._lock:
-                    self._given_up.discard(mem_pool_id)
-        if is_dead:
-            torch.cuda.empty_cache()
-
-    def _give_up(self, mem_pool_id: MemPoolId) -> None:
+                    self._idle.append(mem_pool)
         with self._lock:
-            self._given_up.add(mem_pool_id)
+            given_up = {mem_pool_id: _segments(mem_pool_id) for mem_pool_id in self._given_up}
+            self._given_up = {mem_pool_id for mem_pool_id, segments in given_up.items() if segments}
+        if any(_is_dead(segment, is_waiting) for segments in given_up.values() for segment in segments):
+            empty_cache(self._ordinal)
 
 
 class MemPoolRoute:
@@ -109,19 +119,43 @@ def inside(pool: Pool) -> Iterator[None]:
             yield
         return
     mem_pools = mem_pools_of(pool)
-    mem_pool: torch.cuda.MemPool | None = mem_pools.take()
-    assert mem_pool is not None
+    _make_room(pool._core.ordinal)
+    mem_pool = mem_pools.take()
     try:
         with regions.entered(pool.device, MemPoolRoute(pool, mem_pool)):
             yield
     finally:
         mem_pools.put_back(mem_pool)
-        mem_pool = None  # the last reference, unless it was kept: PyTorch releases dead segments here
+
+
+def empty_cache(ordinal: int) -> None:
+    """Have PyTorch give back what it holds without use, unless that would disturb somebody.
+
+    It refuses while a region or a capture of any thread is under way; a later call sees to it then.
+    """
+    current = capture_candidates([DeviceName("cuda", ordinal)]).get(ordinal, [])
+    if _core.is_capturing("cuda", ordinal, current):
+        return
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
+
+
+def _make_room(ordinal: int) -> None:
+    # Inside a region PyTorch does not empty its cache when memory is short: it takes it for a capture.
+    cached = torch.cuda.memory_reserved(ordinal) - torch.cuda.memory_allocated(ordinal)
+    if cached > _core.memory_info("cuda", ordinal)[0]:
+        empty_cache(ordinal)
 
 
 def has_dead_segments(mem_pool_id: MemPoolId) -> bool:
     """Whether PyTorch holds memory of a MemPool in which nothing lives."""
-    return any(segment["active_size"] == 0 for segment in _segments(mem_pool_id))
+    return any(_is_dead(segment, is_waiting=False) for segment in _segments(mem_pool_id))
+
+
+def _is_dead(segment: dict[str, Any], is_waiting: bool) -> bool:
+    if is_waiting:
+        return all(block["state"] != "active_allocated" for block in segment["blocks"])
+    return bool(segment["active_size"] == 0)
 
 
 def _segments(mem_pool_id: MemPoolId) -> list[dict[str, Any]]:
@@ -156,7 +190,7 @@ def mem_pools_of(pool: Pool) -> MemPools:
         return found
 
 
-def trim(pool: Pool) -> None:
+def trim(pool: Pool, *, is_waiting: bool) -> None:
     """Have PyTorch give back what it holds of the pool without using it."""
     with _making:
         found = _made.get(pool)
@@ -164,7 +198,7 @@ def trim(pool: Pool) -> None:
         from fencepool.pytorch import graphs
 
         graphs.forget_dead(pool)
-        found.trim()
+        found.trim(is_waiting=is_waiting)
 
 
 def forget(pool: Pool) -> None:

@@ -95,8 +95,9 @@ def forget_dead(owner: Pool) -> None:
     """Let go of the memory of graphs that are all gone."""
     with _lock:
         dead = [key for key, memory in _by_id.items() if memory.owner is owner and not len(memory.graphs)]
-        for key in dead:
-            del _by_id[key]
+        gone = {id(memory): memory for memory in (_by_id.pop(key) for key in dead)}
+    for memory in gone.values():
+        cuda_regions.mem_pools_of(owner).give_up(memory.mem_pool)
 
 
 def _memory_for(owner: Pool, wanted: MemPoolId | None) -> _GraphMemory:
