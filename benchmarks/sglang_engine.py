@@ -1,7 +1,7 @@
 """Release and resume of a real SGLang engine on a GPU, fencepool beside torch_memory_saver.
 
 Every scenario starts an engine of its own in a process of its own: a random Llama of 2.1 GiB (or 28 MiB),
-Triton attention, CUDA graphs, SGLang's memory saver. SGLang has to be installed; fencepool's plug-in is found by
+Triton attention, CUDA graphs, SGLang's memory saver. SGLang has to be installed; the plug-in is found by
 its entry point. With ``--saver-path`` a torch_memory_saver elsewhere is used for the peer only, so that
 fencepool's engines show that they need none.
 
@@ -341,7 +341,7 @@ def report(results: list[dict[str, Any]], cycles: int) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in done[0]["versions"].items())
         lines += [f"- {datetime.now(timezone.utc):%Y-%m-%d}, {done[0]['gpu']}, {versions}"]
     lines += [
-        f"- {cycles} cycles, every other one resumed in stages; milliseconds, medians from the second cycle on",
+        f"- {cycles} cycles, every other one resumed in stages; milliseconds, medians after the first cycle",
         "",
         "| scenario | first release | later releases | resume | empty release | same tokens | MiB released "
         "| growth, MiB |",
