@@ -1,0 +1,1 @@
+"""Stand-in for IPython, which SGLang's helpers for notebooks import."""
