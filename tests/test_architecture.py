@@ -193,9 +193,9 @@ def imports_at_top(tree: ast.Module) -> Iterator[str]:
 def may_import_torch(path: Path) -> bool:
     relative = path.relative_to(PACKAGE)
     # _adopt and _tensors are loaded by the calls that make tensors, not by `import fencepool`.
-    return relative.parts[0].startswith(("pytorch", "integrations", "_adopt.py", "_tensors.py")) or any(
-        part.startswith("demo") for part in relative.with_suffix("").parts
-    )
+    return relative.parts[0].startswith(
+        ("pytorch", "distributed", "integrations", "_adopt.py", "_tensors.py")
+    ) or any(part.startswith("demo") for part in relative.with_suffix("").parts)
 
 
 def is_command_line(path: Path) -> bool:

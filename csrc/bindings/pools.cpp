@@ -3,9 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
 #include "bindings/unlocked.h"
+#include "pool/claims.h"
+#include "pool/quiesce.h"
 #include "pool/registry.h"
 #include "pool/transition.h"
 
@@ -137,6 +141,20 @@ py::dict pause_pools(const std::vector<std::shared_ptr<Pool>>& pools, double tim
   return report_dict(report);
 }
 
+void quiesce_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeout,
+                   const std::map<int, std::vector<std::uintptr_t>>& handles) {
+  const Unlocked unlocked;
+  const StreamsByDevice streams = streams_of(handles);
+  std::vector<Device*> devices;
+  for (const auto& pool : pools) {
+    if (std::find(devices.begin(), devices.end(), &pool->device()) == devices.end()) {
+      devices.push_back(&pool->device());
+    }
+  }
+  require_no_capture(devices, streams, "waiting for work in flight");
+  quiesce(devices, timeout, check_signals);
+}
+
 py::dict resume_pools(const std::vector<std::shared_ptr<Pool>>& pools, double wait, const std::string& order,
                       bool is_host_held, const std::map<int, std::vector<std::uintptr_t>>& streams) {
   if (order != "context" && order != "explicit") {
@@ -237,6 +255,7 @@ void bind_pools(py::module_& module) {
       "close_pool", [](const std::shared_ptr<Pool>& pool) { registry::close(pool, check_signals); },
       py::arg("pool"), Guard());
   module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
+  module.def("quiesce", &quiesce_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
   module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"),
              py::arg("hold_host"), py::arg("streams"));
 }

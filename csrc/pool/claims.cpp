@@ -59,8 +59,9 @@ PoolTransition& Claims::report_of(const Pool::Claim& claim) {
   return report_.pools[report_index_[static_cast<std::size_t>(found - claims_.begin())]];
 }
 
-void Claims::require_no_capture(const StreamsByDevice& streams, const char* doing) const {
-  for (Device* device : devices_) {
+void require_no_capture(const std::vector<Device*>& devices, const StreamsByDevice& streams,
+                        const char* doing) {
+  for (Device* device : devices) {
     const Device::Scope scope(*device);
     const auto own = streams.find(device);
     if (device->is_capturing(own == streams.end() ? std::vector<CUstream>{} : own->second)) {
@@ -70,6 +71,10 @@ void Claims::require_no_capture(const StreamsByDevice& streams, const char* doin
                       "would break. Nothing was changed; end the capture first");
     }
   }
+}
+
+void Claims::require_no_capture(const StreamsByDevice& streams, const char* doing) const {
+  fencepool::require_no_capture(devices_, streams, doing);
 }
 
 void Claims::note_memory_before() {

@@ -9,6 +9,10 @@
 
 namespace fencepool {
 
+// Throws kCapture when a stream of any of the devices is being captured.
+void require_no_capture(const std::vector<Device*>& devices, const StreamsByDevice& streams,
+                        const char* doing);
+
 class Claims {
  public:
   // Claims every pool in the order of ids. Closed ones are left out; those already in `target` are
@@ -25,7 +29,6 @@ class Claims {
 
   // Each device once, in the order of the pools.
   const std::vector<Device*>& devices() const { return devices_; }
-  // Throws kCapture when a stream of any of the devices is being captured.
   void require_no_capture(const StreamsByDevice& streams, const char* doing) const;
   // The driver's figures, into the report. The second never throws: by then it is done.
   void note_memory_before();

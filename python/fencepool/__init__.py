@@ -25,6 +25,7 @@ from fencepool.errors import (
     PoolBusyError,
     PoolPausedError,
     QuiesceTimeout,
+    RankError,
     UnknownTagError,
 )
 from fencepool.fences import Fence
@@ -66,6 +67,7 @@ __all__ = [
     "PoolStatus",
     "PoolTransition",
     "QuiesceTimeout",
+    "RankError",
     "Resumed",
     "UnknownTagError",
     "__version__",

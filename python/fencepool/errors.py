@@ -82,6 +82,18 @@ class CallbackError(Error):
     """An ``on_resume`` callback failed. The pools are active; the callback's exception is the cause."""
 
 
+class RankError(Error):
+    """An operation across ranks failed on one of them, and so on all. The message is the same everywhere.
+
+    Attributes:
+        ranks: global rank -> why it failed. Empty when the ranks could not be asked.
+    """
+
+    def __init__(self, message: str, ranks: dict[int, str]) -> None:
+        super().__init__(message)
+        self.ranks = dict(ranks)
+
+
 if TYPE_CHECKING:
 
     class OutOfMemoryError(DriverError, MemoryError):

@@ -1,0 +1,152 @@
+"""pause and resume across ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fencepool import _core
+from fencepool import transitions as local
+from fencepool.distributed.agreement import agreement_of
+from fencepool.errors import RankError, add_note
+from fencepool.fences import parse_seconds
+
+if TYPE_CHECKING:
+    import torch
+
+    from fencepool.pools import Pool
+    from fencepool.reports import PauseReport, Resumed
+
+
+def pause(
+    *tags: str,
+    group: Any = None,
+    device: str | torch.device | None = None,
+    timeout: float = 60.0,
+    patience: float = 60.0,
+) -> PauseReport:
+    """Give the memory of those tags away on every rank of a group, or on none.
+
+    First every rank prepares: it waits for its work in flight and takes the host memory for its backups,
+    which is what can fail. When all are ready, all pause. When the call returns on one rank, memory is
+    released on all. Every rank of the group has to call it. Thread-safe only as far as all ranks call in
+    one order.
+
+    Args:
+        tags: no tags mean every pool of the rank.
+        group: a process group of ``torch.distributed``, of any backend; None for all ranks.
+        device: act on pools of this device only.
+        timeout: seconds for the work in flight to end, on each rank.
+        patience: seconds to wait for the other ranks at each step, beyond ``timeout``.
+
+    Raises:
+        RankError: the same on every rank; names each rank that failed and its cause, or that did not answer.
+            What this rank itself failed with is its ``__cause__``. Every pool is as it was; after a failure
+            in the second step, which takes a driver error or the end of a process, pools without backup
+            have lost their contents, and a note says so.
+        RuntimeError: torch.distributed is not initialised.
+        ValueError: this rank is not in the group, or a bad time.
+    """
+    seconds = parse_seconds("timeout", timeout)
+    agreement = agreement_of(group)
+    pools: list[Pool] = []
+    report: PauseReport | None = None
+    with _Step(agreement, "preparing to pause", seconds + patience):
+        pools = [pool for pool in local.select(tags, device) if not local._is_paused(pool)]
+        _prepare(pools, seconds)
+    try:
+        with _Step(agreement, "pausing", seconds + patience):
+            report = local.pause(*tags, device=device, timeout=timeout)
+    except BaseException as error:
+        if report is not None:
+            _resume_again(pools, patience, error)
+        raise
+    return report
+
+
+def resume(
+    *tags: str,
+    group: Any = None,
+    device: str | torch.device | None = None,
+    wait: float = 0.0,
+    patience: float = 60.0,
+) -> Resumed:
+    """Take memory for those tags again on every rank of a group, or on none.
+
+    When the call returns on one rank, the contents are restored on all: a rank may write to another's
+    memory at once. Every rank of the group has to call it.
+
+    Args:
+        tags: no tags mean every pool of the rank.
+        group: a process group of ``torch.distributed``, of any backend; None for all ranks.
+        device: act on pools of this device only.
+        wait: seconds to keep trying while memory is short, on each rank.
+        patience: seconds to wait for the restore and for the other ranks, beyond ``wait``.
+
+    Raises:
+        RankError: the same on every rank; names each rank that failed and its cause, or that did not answer.
+            Every pool that was paused is paused again, contents in its backup; call again when all can.
+        RuntimeError, ValueError: as for :func:`pause`.
+    """
+    seconds = parse_seconds("wait", wait)
+    agreement = agreement_of(group)
+    pools: list[Pool] = []
+    resumed: Resumed | None = None
+    try:
+        with _Step(agreement, "resuming", seconds + patience):
+            pools = [pool for pool in local.select(tags, device) if local._is_paused(pool)]
+            resumed = local.resume(*tags, device=device, wait=wait)
+            resumed.fence.synchronize(timeout=patience)
+    except BaseException as error:
+        if resumed is not None:
+            _pause_again(pools, patience, error)
+        raise
+    return resumed
+
+
+class _Step:
+    """What every rank does between two agreements. Its failure, of whatever kind, is told to the others."""
+
+    def __init__(self, agreement: Any, doing: str, patience: float) -> None:
+        self._agreement = agreement
+        self._doing = doing
+        self._patience = patience
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        is_stopping = error is not None and not isinstance(error, Exception)
+        try:
+            # When somebody wants this process to stop, the others are told and not waited for.
+            self._agreement.decide(self._doing, error, 0.0 if is_stopping else self._patience)
+        except RankError as failure:
+            if error is None or not is_stopping:
+                raise
+            add_note(error, str(failure))
+
+
+def _prepare(pools: list[Pool], seconds: float) -> None:
+    for pool in pools:
+        pool._refuse_inside_region("paused")
+    for pool in pools:
+        pool.prepare()
+    if pools:
+        _core.quiesce([pool._core for pool in pools], seconds, local._captures(pools))
+
+
+def _resume_again(pools: list[Pool], patience: float, error: BaseException) -> None:
+    try:
+        local._resume(pools, patience, "context")
+    except Exception as second:
+        add_note(error, f"this rank's pools are paused: resuming them again failed: {second}")
+        return
+    lost = sorted({pool.tag for pool in pools if pool.backup == "none"})
+    if lost:
+        add_note(error, f"this rank's pools without backup have lost their contents: {', '.join(lost)}")
+
+
+def _pause_again(pools: list[Pool], patience: float, error: BaseException) -> None:
+    try:
+        local._pause(pools, patience)
+    except Exception as second:
+        add_note(error, f"this rank's pools are active: pausing them again failed: {second}")

@@ -1,0 +1,322 @@
+"""Pausing and resuming across ranks: four processes over gloo, on the embedded driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import fencepool
+
+pytestmark = pytest.mark.soak  # processes that import PyTorch, four at a time
+
+PACKAGES = str(Path(fencepool.__file__).parent.parent)
+RANKS = 4
+
+PRELUDE = """
+import json, os, signal, sys, time
+import torch, torch.distributed as dist
+import fencepool as fp
+import fencepool.distributed as fpd
+from fencepool import _core
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=os.environ["INIT"], rank=rank, world_size=size)
+weights = fp.pool("weights", "cpu", backup="host")
+cache = fp.pool("kv_cache", "cpu", fill="zero")
+tensor = weights.empty((1 << 20,), dtype=torch.uint8)
+tensor.fill_(rank + 1)
+keys = cache.empty((1 << 20,), dtype=torch.uint8)
+keys.fill_(7)
+
+def say(**facts):
+    print("SAID " + json.dumps({"rank": rank, **facts}), flush=True)
+
+def states():
+    return {"weights": weights.state, "cache": cache.state}
+
+def attempt(call, *args, **kwargs):
+    began = time.monotonic()
+    try:
+        call(*args, **kwargs)
+        return {"error": "", "ranks": {}, "seconds": time.monotonic() - began}
+    except fp.RankError as error:
+        return {
+            "error": str(error),
+            "ranks": error.ranks,
+            "cause": type(error.__cause__).__name__,
+            "notes": getattr(error, "__notes__", []),
+            "seconds": time.monotonic() - began,
+        }
+
+def die_before(module, name, when=1):
+    original, calls = getattr(module, name), []
+    def dying(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+    setattr(module, name, dying)
+"""
+
+
+def run(tmp_path, program, ranks=RANKS):
+    """What each rank said, by rank; and each process's exit status."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": PACKAGES,
+        "WORLD_SIZE": str(ranks),
+        "INIT": f"file://{tmp_path}/store",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    code = PRELUDE + textwrap.dedent(program) + "\nsys.stdout.flush(); os._exit(0)\n"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    said: dict[int, list[dict]] = {}
+    statuses = []
+    try:
+        for rank, process in enumerate(processes):
+            output, errors = process.communicate(timeout=100)
+            statuses.append(process.returncode)
+            lines = [line.removeprefix("SAID ") for line in output.splitlines() if line.startswith("SAID ")]
+            said[rank] = [json.loads(line) for line in lines]
+            assert process.returncode in (0, -signal.SIGKILL), errors[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return said, statuses
+
+
+def test_all_ranks_pause_and_resume_together(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        for cycle in range(3):
+            say(**attempt(fpd.pause, "weights", "kv_cache"), **states())
+            mapped = sum(pool.bytes_mapped for pool in fp.status())
+            dist.barrier()
+            say(**attempt(fpd.resume, "weights"), **states(), mapped=mapped)
+            fpd.resume()
+        say(right=bool((tensor == rank + 1).all()), zero=not bool(keys.any()))
+        """,
+    )
+    for answers in said.values():
+        for pause, resume in zip(answers[0:6:2], answers[1:6:2], strict=True):
+            assert (pause["error"], pause["weights"], pause["cache"]) == ("", "paused", "paused")
+            assert resume["mapped"] == 0
+            assert (resume["error"], resume["weights"], resume["cache"]) == ("", "active", "paused")
+        assert answers[6]["right"]
+        assert answers[6]["zero"]
+
+
+def test_a_call_that_returned_on_one_rank_means_released_on_all(tmp_path):
+    said, _ = run(
+        tmp_path,
+        f"""
+        if rank == 2:
+            time.sleep(0.5)
+        fpd.pause("weights", "kv_cache")
+        open({str(tmp_path)!r} + f"/released-{{rank}}", "w").close()
+        # Everybody's memory is gone when anybody's call returns: the slowest has told so before.
+        say(mapped=sum(pool.bytes_mapped for pool in fp.status()))
+        """,
+    )
+    assert all(answers == [{"rank": rank, "mapped": 0}] for rank, answers in said.items())
+
+
+def test_one_rank_without_memory_keeps_all_paused_with_the_same_error(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        fpd.pause("weights", "kv_cache")
+        free, total = fp.memory_info("cpu")
+        if rank == 1:
+            fp.host_driver.configure("cpu", memory_limit=1 << 20)
+        say(**attempt(fpd.resume, "weights"), **states())
+        fp.host_driver.configure("cpu", memory_limit=total)
+        say(**attempt(fpd.resume), **states(), right=bool((tensor == rank + 1).all()))
+        """,
+    )
+    messages = {answers[0]["error"] for answers in said.values()}
+    assert len(messages) == 1
+    message = messages.pop()
+    assert "rank 1" in message
+    assert "missing" in message
+    assert "1 of 4" in message
+    for rank, (failed, again) in said.items():
+        assert list(failed["ranks"]) == ["1"]
+        assert failed["weights"] == "paused"
+        assert failed["cause"] == ("OutOfMemoryError" if rank == 1 else "NoneType")
+        assert (again["error"], again["weights"], again["right"]) == ("", "active", True)
+
+
+def test_one_rank_that_cannot_prepare_leaves_all_active_with_their_contents(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        if rank == 3:
+            with weights.region():
+                say(**attempt(fpd.pause), **states())
+        else:
+            say(**attempt(fpd.pause), **states())
+        say(right=bool((tensor == rank + 1).all()) and bool((keys == 7).all()))
+        say(**attempt(fpd.pause), **states())
+        """,
+    )
+    assert len({answers[0]["error"] for answers in said.values()}) == 1
+    for answers in said.values():
+        assert list(answers[0]["ranks"]) == ["3"]
+        assert "region" in answers[0]["error"]
+        assert (answers[0]["weights"], answers[0]["cache"]) == ("active", "active")
+        assert answers[1]["right"]
+        assert (answers[2]["error"], answers[2]["weights"]) == ("", "paused")
+
+
+def test_a_pause_that_fails_on_one_rank_in_the_second_step_is_undone_on_all(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        if rank == 0:
+            _core.arm_fault("host", "cuMemUnmap", 1, True, 999)
+        say(**attempt(fpd.pause, patience=20), **states(), right=bool((tensor == rank + 1).all()))
+        """,
+    )
+    for answers in said.values():
+        assert list(answers[0]["ranks"]) == ["0"]
+        assert "cuMemUnmap" in answers[0]["error"]
+        assert (answers[0]["weights"], answers[0]["cache"]) == ("active", "active")
+        assert answers[0]["right"]
+    assert "kv_cache" in " ".join(said[1][0]["notes"])
+
+
+DEATHS = {
+    "before a pause": ("pause", "die_before(fpd.transitions, '_prepare')"),
+    "between preparing and pausing": ("pause", "die_before(fpd.transitions.local, 'pause')"),
+    "after pausing": ("pause", "die_before(fpd.agreement.Agreement, 'decide', 2)"),
+    "before a resume": ("resume", "die_before(fpd.transitions.local, 'resume')"),
+    "after resuming": ("resume", "die_before(fpd.agreement.Agreement, 'decide')"),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_rank_that_dies_is_named_and_nobody_hangs(tmp_path, death):
+    call, dying = DEATHS[death]
+    said, statuses = run(
+        tmp_path,
+        f"""
+        import fencepool.distributed.agreement
+        if {call == "resume"}:
+            fpd.pause()
+        if rank == 2:
+            {dying}
+        options = {{"timeout": 1.0}} if {call == "pause"} else {{}}
+        say(**attempt(fpd.{call}, patience=3, **options), **states())
+        fp.resume()
+        say(right=bool((tensor == rank + 1).all()))
+        """,
+    )
+    assert statuses == [0, 0, -signal.SIGKILL, 0]
+    survivors = [said[rank] for rank in (0, 1, 3)]
+    assert len({answers[0]["error"] for answers in survivors}) == 1
+    for answers in survivors:
+        assert list(answers[0]["ranks"]) == ["2"]
+        assert "has not answered" in answers[0]["error"]
+        assert answers[0]["weights"] == ("active" if call == "pause" else "paused")
+        assert answers[1]["right"]
+
+
+def test_a_rank_that_was_given_up_learns_it_and_does_not_go_on_alone(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        if rank == 1:
+            original = fpd.transitions._prepare
+            fpd.transitions._prepare = lambda *args: (time.sleep(4), original(*args))
+        say(**attempt(fpd.pause, timeout=0.5, patience=1), **states())
+        """,
+    )
+    assert len({answers[0]["error"] for answers in said.values()}) == 1
+    for answers in said.values():
+        assert list(answers[0]["ranks"]) == ["1"]
+        assert (answers[0]["weights"], answers[0]["cache"]) == ("active", "active")
+
+
+def test_groups_of_some_ranks_and_several_groups(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        mine = halves[rank % 2]
+        if rank % 2 == 0:
+            say(**attempt(fpd.pause, "weights", group=mine), **states())
+            fpd.resume(group=mine)
+        else:
+            say(**attempt(fpd.pause, "nothing", group=mine), **states())
+        try:
+            fpd.pause(group=halves[1 - rank % 2])
+        except ValueError as error:
+            say(refused=str(error))
+        dist.barrier()
+        say(**attempt(fpd.pause), **states())
+        """,
+    )
+    for rank, answers in said.items():
+        if rank % 2:
+            assert "known tags" in answers[0]["error"]
+            assert sorted(answers[0]["ranks"]) == ["1", "3"]
+        else:
+            assert (answers[0]["error"], answers[0]["weights"], answers[0]["cache"]) == (
+                "",
+                "paused",
+                "active",
+            )
+        assert "not in the group" in answers[1]["refused"]
+        assert (answers[2]["error"], answers[2]["weights"]) == ("", "paused")
+
+
+def test_without_a_process_group_it_says_so():
+    import fencepool.distributed as fpd
+
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        fpd.pause()
+
+
+def test_a_store_that_is_gone_is_said(tmp_path):
+    said, statuses = run(
+        tmp_path,
+        """
+        # The process that hosts a TCP store ends.
+        from datetime import timedelta
+        port = 20000 + os.getppid() % 20000
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", port, size, is_master=True, timeout=timedelta(seconds=20))
+        else:
+            store = dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timedelta(seconds=20))
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        fpd.pause("kv_cache")
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        say(**attempt(fpd.resume, "kv_cache", patience=3), **states())
+        """,
+    )
+    assert statuses[1:] == [0, 0, 0]
+    for rank in (1, 2, 3):
+        assert "store" in said[rank][0]["error"]
+        assert said[rank][0]["cache"] == "paused"
