@@ -2,8 +2,8 @@
 
 Ranks post how they fared under keys of the process group's store, wait for the others' keys, and then
 settle on one decision by the store's compare-and-set: the first proposal holds for everybody. So a rank that
-is late, and was given up by another, learns that; it does not go on alone. (Two-phase commit with the decision
-in one atomic register: Gray and Lamport, "Consensus on Transaction Commit", 2006.)
+is late, and was given up by another, learns that; it does not go on alone. (Two-phase commit with the
+decision in one atomic register: Gray and Lamport, "Consensus on Transaction Commit", 2006.)
 
 A store rather than collectives: it works whatever the group's backend is, takes no device, and when a rank
 has died the others can say which. Collectives over gloo fail without a name, or only on one rank with it.
