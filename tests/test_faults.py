@@ -27,6 +27,7 @@ LEAST_POINTS = {
     "pause": (110, 150),
     "pause again": (110, 140),
     "pause two tags": (120, 220),
+    "pause and discard one": (120, 180),
     "resume": (85, 150),
     "resume two tags": (130, 260),
     "allocate": (25, 25),
@@ -138,6 +139,12 @@ SCENARIOS = [
     Scenario(
         "pause two tags",
         act=lambda world: world.pause(*world.tags),
+        wrong_after=lambda world: states(world, "paused", "paused"),
+        prepare=World.warm_up,
+    ),
+    Scenario(
+        "pause and discard one",
+        act=lambda world: world.pause(*world.tags, discard=world.tags[1:]),
         wrong_after=lambda world: states(world, "paused", "paused"),
         prepare=World.warm_up,
     ),

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <set>
 
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
@@ -132,11 +133,12 @@ py::dict report_dict(const TransitionReport& report) {
 }
 
 py::dict pause_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeout,
-                     const std::map<int, std::vector<std::uintptr_t>>& streams) {
+                     const std::map<int, std::vector<std::uintptr_t>>& streams,
+                     const std::set<std::uint64_t>& discarded) {
   TransitionReport report;
   {
     const Unlocked unlocked;
-    report = pause(pools, {timeout, streams_of(streams), check_signals});
+    report = pause(pools, {timeout, streams_of(streams), check_signals, discarded});
   }
   return report_dict(report);
 }
@@ -254,7 +256,8 @@ void bind_pools(py::module_& module) {
   module.def(
       "close_pool", [](const std::shared_ptr<Pool>& pool) { registry::close(pool, check_signals); },
       py::arg("pool"), Guard());
-  module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
+  module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"),
+             py::arg("discarded") = std::set<std::uint64_t>{});
   module.def("quiesce", &quiesce_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
   module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"),
              py::arg("hold_host"), py::arg("streams"));

@@ -21,6 +21,9 @@ class Pool::Claim {
   Pool& pool() const { return *pool_; }
   Device& device() const { return pool_->device_; }
   const Policy& policy() const { return pool_->policy_; }
+  // Whether the contents are kept over this pause: the policy says so, and the pause does not drop them.
+  bool keeps_contents() const { return policy().backup == Backup::kHost && !pool_->is_discarded_; }
+  void set_discarded(bool is_discarded) noexcept { pool_->is_discarded_ = is_discarded; }
 
   // In allocation order. Stable while the claim lasts.
   std::vector<Segment*> segments() const;

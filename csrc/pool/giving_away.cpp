@@ -48,7 +48,7 @@ void GivingAway::give_away_copied(const CopyOut& copy, const Interrupt& interrup
 void GivingAway::give_away_without_backup() {
   for (const bool is_releasing : {false, true}) {
     for (const auto& claim : claims_) {
-      const bool is_backed_up = claim->policy().backup == Backup::kHost;
+      const bool is_backed_up = claim->keeps_contents();
       if (is_backed_up && claim->state() == State::kActive) continue;  // given away already
       for (Segment* segment : claim->segments()) {
         if (is_backed_up && segment->has_contents_kept && !segment->is_backed_up) {

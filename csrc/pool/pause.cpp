@@ -27,7 +27,7 @@ Copies start_copies(Claims& claims, const Interrupt& interrupt) {
   Copies copies;
   for (const auto& claim : claims) {
     // A paused pool gets here only to give up memory it still holds: its contents are backed up.
-    if (claim->policy().backup != Backup::kHost || claim->state() == State::kPaused) continue;
+    if (!claim->keeps_contents() || claim->state() == State::kPaused) continue;
     try {
       const Device::Scope scope(claim->device());
       copies.push_back(std::make_unique<CopyOut>(*claim));
@@ -84,6 +84,9 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   for (const auto& claim : claims) {
     claim->reap_aside();
     claim->buffer().set_settled();
+    if (claim->state() == State::kPaused) continue;  // decided when it was paused
+    claim->set_discarded(options.discarded.count(claim->pool().id()) != 0);
+    if (!claim->keeps_contents()) claim->set_image({});
   }
   report.seconds = {{"quiesce", watch.lap()}, {"provision", 0}, {"copy", 0}, {"unmap", 0},
                     {"release", 0},           {"total", 0}};

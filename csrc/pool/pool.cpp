@@ -111,7 +111,7 @@ std::size_t Pool::trim(const Interrupt& interrupt) {
   process::require_owner();
   const Device::Scope scope(device_);
   const Claim claim(shared_from_this(), "trimming", interrupt);
-  if (claim.state() == State::kPaused && policy_.backup == Backup::kHost) {
+  if (claim.state() == State::kPaused && claim.keeps_contents()) {
     Error error(Kind::kPaused,
                 describe() + " is paused, and its contents are in the backup; resume it first");
     error.pool = tag_;

@@ -78,7 +78,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   PoolStatus status() EXCLUDES(mutex_);
   // Provisions the backup for what is live now, ahead of the first pause. Returns bytes added.
   std::size_t prepare(const Interrupt& interrupt) EXCLUDES(mutex_);
-  // Gives the backup's host memory back; only while active (else it holds the contents: throws
+  // Gives the backup's host memory back; not while it holds the contents of a paused pool (throws
   // kPaused). Waits for the restore that reads it. Returns bytes given back.
   std::size_t trim(const Interrupt& interrupt) EXCLUDES(mutex_);
   // Gives everything back. Throws kBusy while blocks live. The pool cannot be used afterwards.
@@ -166,6 +166,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   HostBuffer buffer_;
   std::map<std::uint64_t, std::vector<Piece>> image_;  // by segment serial: where the contents are
   std::shared_ptr<Fence> restore_;                     // of the last resume
+  bool is_discarded_ = false;  // the last pause dropped the contents, though the policy keeps them
 };
 
 }  // namespace fencepool

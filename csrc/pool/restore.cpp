@@ -65,7 +65,7 @@ void Restore::map() {
 }
 
 std::shared_ptr<Event> Restore::submit() {
-  const bool is_copied = claim_.policy().backup == Backup::kHost;
+  const bool is_copied = claim_.keeps_contents();
   const bool is_zeroed = !is_copied && claim_.policy().fill == Fill::kZero;
   if (staged_.empty() || (!is_copied && !is_zeroed)) return nullptr;
   const Device::Scope scope(claim_.device());

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct PauseOptions {
   double timeout = 60;  // seconds for the work in flight to end; negative: no limit
   StreamsByDevice streams;
   Interrupt interrupt;
+  std::set<std::uint64_t> discarded;  // ids of pools whose contents this pause drops, backup or not
 };
 
 // Releases the device memory of all `pools`, contents first where their policy says so.

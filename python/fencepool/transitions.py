@@ -16,7 +16,7 @@ from fencepool.pools import known
 from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Set
 
     import torch
 
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 Order = Literal["context", "explicit"]
 
 
-def pause(*tags: str, device: str | torch.device | None = None, timeout: float | None = 60.0) -> PauseReport:
+def pause(
+    *tags: str,
+    device: str | torch.device | None = None,
+    timeout: float | None = 60.0,
+    discard: Collection[str] = (),
+) -> PauseReport:
     """Give the device memory of every pool of those tags away; all of them or none.
 
     Waits for the work in flight, copies contents where the policy says so, and returns when the driver
@@ -36,9 +41,12 @@ def pause(*tags: str, device: str | torch.device | None = None, timeout: float |
         tags: no tags mean every pool.
         device: act on pools of this device only.
         timeout: seconds for the work in flight to end; None waits as long as it takes.
+        discard: those of the tags whose contents this pause drops, though their pools have a backup: no
+            host memory is taken for them, and after the resume they hold what the pool's ``fill`` says. A
+            pool that is paused already keeps what it kept.
 
     Raises:
-        UnknownTagError: no pool has such a tag.
+        UnknownTagError: no pool has such a tag, or ``discard`` names one that is not to be paused.
         QuiesceTimeout: work in flight did not end in time.
         PoolBusyError: a region of a pool is entered.
         CaptureError: a stream of a device is being captured.
@@ -47,7 +55,8 @@ def pause(*tags: str, device: str | torch.device | None = None, timeout: float |
         Whatever an ``on_pause`` callback raises.
         After each of these every pool is as it was, contents included, and the call can be made again.
     """
-    report, _ = _pause(select(tags, device), parse_seconds("timeout", timeout))
+    pools = select(tags, device)
+    report, _ = _pause(pools, parse_seconds("timeout", timeout), _discarded(pools, discard))
     _warn_of_unreleased(report, stacklevel=3)
     return report
 
@@ -139,7 +148,19 @@ def select(tags: tuple[str, ...], device: str | torch.device | None) -> list[Poo
     return chosen
 
 
-def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
+def _discarded(pools: list[Pool], tags: Collection[str]) -> set[int]:
+    """The ids of those pools whose tag is among the ones to discard."""
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise TypeError(f"discard is a collection of tags, not {tags!r}")
+    for tag in tags:
+        if not any(pool.tag == tag for pool in pools):
+            raise UnknownTagError(f"discard names {tag!r}, which is not among the tags to pause")
+    return {pool._core.id for pool in pools if pool.tag in tags}
+
+
+def _pause(
+    pools: list[Pool], seconds: float, discarded: Set[int] = frozenset()
+) -> tuple[PauseReport, set[int]]:
     """The report, and the ids of the pools that were active before."""
     with _transition(pools):
         unpaused = [pool for pool in pools if not _is_paused(pool)]
@@ -150,7 +171,7 @@ def _pause(pools: list[Pool], seconds: float) -> tuple[PauseReport, set[int]]:
         active = {pool._core.id for pool in unpaused}
         called = _call_before_pause(unpaused)
         try:
-            report = _core.pause([pool._core for pool in pools], seconds, _captures(pools))
+            report = _core.pause([pool._core for pool in pools], seconds, _captures(pools), discarded)
         except BaseException as error:
             _undo_before_pause(called, error)
             raise

@@ -47,6 +47,7 @@ class World:
         self.tags = tags
         self.pools = [fp.pool(tag, machine.device, **policy.options) for tag in tags]
         self.held: list[Held] = []
+        self.discarded: set[str] = set()  # tags whose contents the last pause dropped
         self.result: Any = None  # of the last action
         for number, pool in enumerate(self.pools):
             for size in (OWN, SHARED):
@@ -67,14 +68,15 @@ class World:
         fp.pause(*self.tags)
         self.resume(*self.tags)
 
-    def pause(self, *tags: str) -> None:
-        self.result = fp.pause(*tags)
+    def pause(self, *tags: str, discard: tuple[str, ...] = ()) -> None:
+        self.result = fp.pause(*tags, discard=discard)
+        self.discarded = set(discard)
 
     def resume(self, *tags: str) -> None:
         paused = [held for held in self.held if held.pool.tag in tags and held.pool.state == "paused"]
         self.result = fp.resume(*tags)
         for held in paused:
-            if self.policy.keeps_contents:
+            if self.policy.keeps_contents and held.pool.tag not in self.discarded:
                 continue
             held.expected = torch.zeros_like(held.expected) if self.policy.fill == "zero" else None
         for held in self.held:

@@ -1,5 +1,6 @@
 # The compiled core. Not a public interface.
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
 from fencepool._core import raw as raw
@@ -53,7 +54,12 @@ class Pool:
 def get_pool(provider: str, ordinal: int, tag: str, backup: str, retain: bool, fill: str) -> Pool: ...
 def pools() -> list[Pool]: ...
 def close_pool(pool: Pool) -> None: ...
-def pause(pools: Sequence[Pool], timeout: float, streams: Mapping[int, Sequence[int]]) -> dict[str, Any]: ...
+def pause(
+    pools: Sequence[Pool],
+    timeout: float,
+    streams: Mapping[int, Sequence[int]],
+    discarded: AbstractSet[int] = ...,
+) -> dict[str, Any]: ...
 def resume(
     pools: Sequence[Pool], wait: float, order: str, hold_host: bool, streams: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]: ...
