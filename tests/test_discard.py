@@ -82,6 +82,17 @@ def test_discarding_what_is_paused_with_its_contents_loses_nothing(kept):
     assert_same(tensor, before)
 
 
+def test_what_was_discarded_cannot_be_read_from_a_backup(dropped):
+    tensor, before = filled(dropped, 2 * MIB)
+    fp.pause(dropped.tag)
+    assert_same(dropped.backup_of(tensor), before)
+    fp.resume(dropped.tag)
+    fp.pause(dropped.tag, discard=(dropped.tag,))
+    with pytest.raises(ValueError, match="the pause discarded them"):
+        dropped.backup_of(tensor)
+    fp.resume(dropped.tag)
+
+
 def test_the_host_memory_of_a_discarded_pool_can_be_given_back_while_it_is_paused(machine, new_tag):
     pool = fp.pool(new_tag(), machine.device, backup="host")
     tensor, _ = filled(pool, 2 * MIB)

@@ -30,6 +30,7 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, c
   if (claim.state() != State::kPaused) {
     throw not_backed_up(*this, size, "it is active, and its contents are in the tensors themselves");
   }
+  if (!claim.keeps_contents()) throw not_backed_up(*this, size, "the pause discarded them");
   const Segment* found = nullptr;
   for (const Segment* segment : claim.segments()) {
     const CUdeviceptr start = segment->range.address();
