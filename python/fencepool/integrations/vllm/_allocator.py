@@ -130,15 +130,15 @@ class CuMemAllocator:
         owner = self._pool("cudagraph")
         if owner.torch_device == "cpu":
             raise ValueError("CUDA graphs are captured on a GPU, and FENCEPOOL_DEVICE is the embedded driver")
-        from fencepool import _cuda_regions, _regions
+        from fencepool.pytorch import cuda_regions, regions
 
         owner._prepare_torch()
         with self._lock:
             if self._graph_memory is None:
-                self._graph_memory = _cuda_regions.mem_pools_of(owner).make()
+                self._graph_memory = cuda_regions.mem_pools_of(owner).make()
             memory = self._graph_memory
         # The capture itself leads allocations there; a region around it would take some away.
-        with _regions.occupied(owner), _regions.disable():
+        with regions.occupied(owner), regions.disable():
             yield memory.id
 
     def release_pools(self) -> None:
