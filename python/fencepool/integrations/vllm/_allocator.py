@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fencepool.errors import PoolBusyError
 from fencepool.integrations.vllm import _settings
@@ -19,6 +18,10 @@ from fencepool.transitions import _pause, _resume, _warn_of_unreleased
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    import torch
+
+    from fencepool.pytorch.cuda_regions import MemPools
 
 # vLLM's tags are common words. With this before them its pools never are another part's pools, as those of
 # a trainer in the same process.
@@ -50,8 +53,8 @@ class CuMemAllocator:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[int, Pool] = {}  # by id, in the order they were made
-        self._graph_memory: Any = None  # a torch.cuda.MemPool
+        self._pools: dict[int, Pool] = {}  # by id
+        self._graphs: tuple[MemPools, torch.cuda.MemPool] | None = None  # what graphs are captured into
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
@@ -134,9 +137,10 @@ class CuMemAllocator:
 
         owner._prepare_torch()
         with self._lock:
-            if self._graph_memory is None:
-                self._graph_memory = cuda_regions.mem_pools_of(owner).make()
-            memory = self._graph_memory
+            if self._graphs is None:
+                mem_pools = cuda_regions.mem_pools_of(owner)
+                self._graphs = (mem_pools, mem_pools.make())
+            memory = self._graphs[1]
         # The capture itself leads allocations there; a region around it would take some away.
         with regions.occupied(owner), regions.disable():
             yield memory.id
@@ -144,7 +148,10 @@ class CuMemAllocator:
     def release_pools(self) -> None:
         """Give back what the pools hold and forget those without live tensors. Harmless when repeated."""
         with self._lock:
-            self._graph_memory = None
+            graphs, self._graphs = self._graphs, None
+        if graphs is not None:
+            mem_pools, memory = graphs
+            mem_pools.give_up(memory)
         gc.collect()
         for own in self._known():
             try:
@@ -167,8 +174,9 @@ class CuMemAllocator:
             return self._pools.setdefault(made._core.id, made)
 
     def _known(self) -> list[Pool]:
+        """In the order of ids, in which transitions take them."""
         with self._lock:
-            return list(self._pools.values())
+            return [self._pools[number] for number in sorted(self._pools)]
 
     def _is_woken(self, own: Pool, chosen: Collection[str] | None) -> bool:
         if chosen is None or _tag_of(own) in chosen:
@@ -181,7 +189,7 @@ class CuMemAllocator:
         dropped = {own._core.id for own in pools if _tag_of(own) not in kept}
         report, _ = _pause(pools, _PAUSE_TIMEOUT, dropped)
         _warn_of_unreleased(report, stacklevel=4)
-        _empty_torch_cache()
+        _empty_torch_cache(pools)
         _settings.logger.info(
             "fencepool: freed %.2f GiB, of which %.2f GiB of contents are kept in host memory, in %.3f s",
             report.bytes_released / _GIB,
@@ -219,8 +227,9 @@ def _warn_of_conflicts(pools: list[Pool], kept: Collection[str]) -> None:
             )
 
 
-def _empty_torch_cache() -> None:
+def _empty_torch_cache(pools: list[Pool]) -> None:
     """Give PyTorch's own cached blocks back too: a sleep is there to make room for others."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    for ordinal in {own._core.ordinal for own in pools if own._core.provider == "cuda"}:
+        from fencepool.pytorch import cuda_regions
+
+        cuda_regions.empty_cache(ordinal)
