@@ -17,7 +17,7 @@ REQUIREMENTS := $(PY) scripts/requirements.py
 
 CPP_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS = $(CPP_FILES) CMakeLists.txt setup.py pyproject.toml scripts/cuda_headers.py
-FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks)
+FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
