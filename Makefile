@@ -21,7 +21,7 @@ FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ check-all: check sanitizers wheels ## Everything: also sanitizers, and wheels fo
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+engines-vllm: $(VENV)/.test $(VENV)/.built ## Tests on the own code of real vLLM releases, which they fetch
+	FENCEPOOL_REQUIRE_ENGINES=1 $(PY) -m pytest tests/test_vllm_sources.py -m engine -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 sanitizers: sanitize-address sanitize-thread ## Tests under address+undefined and thread sanitizers
 

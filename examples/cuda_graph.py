@@ -49,9 +49,7 @@ def main():
         graph.replay()
         if not torch.equal(result, before):
             raise SystemExit("the graph gave another result")
-        print(
-            f"turn {turn}: {freed >> 20} MiB were free for others meanwhile; the replay gave the same result"
-        )
+        print(f"turn {turn}: {freed >> 20} MiB were free for others; the replay then gave the same result")
 
 
 if __name__ == "__main__":

@@ -55,9 +55,8 @@ def main():
     models, answers = {}, {}
     for number in range(given.models):
         tag = f"model-{number}"
-        models[tag] = turns.add(
-            tag, torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.Linear(4096, 8))
-        )
+        model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.Linear(4096, 8))
+        models[tag] = turns.add(tag, model)
         question = torch.ones(1, 512, device=next(models[tag].parameters()).device)
         answers[tag] = models[tag](question).detach()
 

@@ -22,11 +22,6 @@ def new_policy(device):
     return torch.nn.Sequential(*layers).to(device)
 
 
-def act(policy, states):
-    with torch.no_grad():
-        return Categorical(logits=policy(states)).sample()
-
-
 def rewards_of(states, actions):
     rule = torch.randn(INPUTS, ACTIONS, generator=torch.Generator().manual_seed(7))
     return (actions == (states @ rule).argmax(dim=1)).float()
@@ -43,7 +38,8 @@ def engine(device, pipe):
         fp.resume("engine", wait=60)  # seconds for the trainer's memory to become free
         policy.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
         states = torch.randn(BATCH, INPUTS)
-        actions = act(policy, states.to(pool.torch_device)).cpu()
+        with torch.no_grad():
+            actions = Categorical(logits=policy(states.to(pool.torch_device))).sample().cpu()
         released = fp.pause("engine").bytes_released
         pipe.send((states.numpy(), actions.numpy(), released))
 
@@ -63,9 +59,8 @@ def main():
     given = options.parse_args()
     spawning = multiprocessing.get_context("spawn")  # a forked child could not use the GPU
     pipe, engines_end = spawning.Pipe()
-    worker = spawning.Process(target=engine, args=(given.device, engines_end), daemon=True)
-    worker.start()
-    engines_end.close()  # ours: if the engine dies, recv() below says so instead of waiting
+    spawning.Process(target=engine, args=(given.device, engines_end), daemon=True).start()
+    engines_end.close()  # this process's copy: if the engine dies, recv() raises instead of waiting
 
     torch.manual_seed(0)
     pool = fp.pool("trainer", given.device, backup="host")  # weights and Adam's state outlast each pause
@@ -74,21 +69,18 @@ def main():
         adam = torch.optim.Adam(policy.parameters(), lr=5e-4)
     for turn in range(1, given.turns + 1):
         weights = {name: value.cpu().numpy().copy() for name, value in policy.state_dict().items()}
-        trainer_released = fp.pause("trainer").bytes_released
+        trainers = fp.pause("trainer").bytes_released
         pipe.send(weights)  # from here on the device is the engine's
-        states, actions, engine_released = pipe.recv()
+        states, actions, engines = pipe.recv()
         fp.resume("trainer", wait=60)
         states, actions = torch.from_numpy(states), torch.from_numpy(actions)
         rewards = rewards_of(states, actions)
         with pool.region():
             learn(policy, adam, *(value.to(pool.torch_device) for value in (states, actions, rewards)))
         if turn == 1 or turn % 10 == 0:
-            print(
-                f"turn {turn:3}: mean reward {rewards.mean():.2f}; the trainer gave away "
-                f"{trainer_released >> 20} MiB, the engine {engine_released >> 20} MiB"
-            )
+            passed = f"the trainer gave away {trainers >> 20} MiB, the engine {engines >> 20} MiB"
+            print(f"turn {turn:3}: mean reward {rewards.mean():.2f}; {passed}", flush=True)
     pipe.send(None)
-    worker.join()
 
 
 if __name__ == "__main__":
