@@ -390,8 +390,9 @@ def test_installing_puts_our_allocator_in_place_for_old_and_new_imports(vllm, ca
     assert vllm.module.cumem_available
     assert isinstance(vllm.theirs.get_instance(), CuMemAllocator)
     assert CuMemAllocator.deferrable_tags == ("weights",)
-    (message,) = caplog.messages
-    assert "sleep mode of vLLM 9.8.7" in message
+    installed, warned = caplog.messages  # once
+    assert "sleep mode of vLLM 9.8.7" in installed
+    assert "GPU memory is not given away" in warned
 
 
 def renamed(theirs: type) -> None:
@@ -459,18 +460,26 @@ def test_without_a_gpu_and_without_the_embedded_driver_vllm_is_left_alone(vllm, 
     assert vllm.module.CuMemAllocator is vllm.theirs
 
 
-def test_a_device_that_is_none_is_said(vllm, monkeypatch, caplog):
-    monkeypatch.setenv("FENCEPOOL_DEVICE", "tpu")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FENCEPOOL_DEVICE", "tpu"), ("FENCEPOOL_VLLM_WAIT", "soon"), ("FENCEPOOL_VLLM_RETAIN", "yes")],
+)
+def test_a_setting_that_cannot_be_used_is_said_before_an_engine_is_built(
+    vllm, monkeypatch, caplog, name, value
+):
+    monkeypatch.setenv(name, value)
     with caplog.at_level(logging.WARNING, LOGGER):
         integration.register()
-    assert "unknown device 'tpu'" in caplog.text
+    assert repr(value) in caplog.text
+    assert "vLLM keeps its own allocator" in caplog.text
     assert vllm.module.CuMemAllocator is vllm.theirs
 
 
 def test_the_plug_in_calls_no_driver_so_that_workers_may_be_forked():
     children.run_silently(
         """
-        import contextlib, types
+        import contextlib, logging, types
+        logging.disable()
         class Theirs:
             instance, default_tag = None, "default"
             @staticmethod

@@ -109,7 +109,6 @@ class CuMemAllocator:
         """
         chosen = None if tags is None else _tags(tags)
         woken = [own for own in self._known() if self._is_woken(own, chosen)]
-        gc.collect()
         resumed = _resume(woken, _settings.wait(), "context")
         _settings.logger.info(
             "fencepool: took %.2f GiB again for %s, in %.3f s",

@@ -44,8 +44,9 @@ def install() -> None:
     Raises:
         UnsupportedVllmError: vLLM is not there, or its allocator's surface is not known, or it is used
             already, or PyTorch here is not for CUDA; nothing was changed.
-        ValueError: ``FENCEPOOL_DEVICE`` names no device.
+        ValueError: a setting in the environment cannot be used; nothing was changed.
     """
+    _settings.check()
     is_host = parse_device(_settings.device()).provider == "host"
     package, module = _import()
     theirs: Any = getattr(module, "CuMemAllocator", None)
@@ -69,9 +70,13 @@ def install() -> None:
     CuMemAllocator.deferrable_tags = getattr(package, "DEFERRABLE_TAGS", None)
     setattr(theirs, "get_instance", staticmethod(CuMemAllocator.get_instance))  # noqa: B010 - not typed
     module.CuMemAllocator = CuMemAllocator  # type: ignore[attr-defined]
+    _settings.logger.info("fencepool %s: sleep mode of %s runs on its pools", __version__, release)
     if is_host:
         module.cumem_available = True  # type: ignore[attr-defined]  # theirs is not, without a GPU
-    _settings.logger.info("fencepool %s: sleep mode of %s runs on its pools", __version__, release)
+        _settings.logger.warning(
+            "fencepool: FENCEPOOL_DEVICE=%s is the embedded driver, for tests: GPU memory is not given away",
+            _settings.device(),
+        )
 
 
 def differences_of(theirs: type) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from fencepool._devices import parse_device
+
 # Below vLLM's own logger, so that its handlers and its level apply.
 logger = logging.getLogger("vllm.fencepool")
 
@@ -12,6 +14,13 @@ logger = logging.getLogger("vllm.fencepool")
 def device() -> str:
     """``FENCEPOOL_DEVICE``: where pools are made. The default is PyTorch's current GPU; "cpu" needs none."""
     return os.environ.get("FENCEPOOL_DEVICE") or "cuda"
+
+
+def check() -> None:
+    """Raise ValueError for a setting that cannot be used, before an engine is built on it."""
+    parse_device(device())
+    is_retaining()
+    wait()
 
 
 def is_retaining() -> bool:
