@@ -15,7 +15,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # What the requirement lists of pyproject.toml's extras need, without building the package for it.
 REQUIREMENTS := $(PY) scripts/requirements.py
 
-CPP_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h')
+CPP_FILES = $(shell find csrc preload -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS = $(CPP_FILES) CMakeLists.txt setup.py pyproject.toml scripts/cuda_headers.py
 FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples)
 
@@ -73,7 +73,8 @@ format: $(VENV)/.lint ## Rewrite the sources in the house style
 build: $(VENV)/.built ## Build the extension in place, incrementally
 
 clean: ## Remove what was built, keep the environment
-	rm -rf build dist python/*.egg-info python/fencepool/*.so $(VENV)/.built
+	rm -rf build dist python/*.egg-info $(VENV)/.built
+	find python -name '*.so' -delete
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 

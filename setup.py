@@ -1,4 +1,5 @@
-"""Builds `fencepool._core` with CMake and Ninja; everything declarative is in pyproject.toml.
+"""Builds `fencepool._core` and the file for LD_PRELOAD with CMake and Ninja; everything declarative is in
+pyproject.toml.
 
 Environment variables, all optional:
 
@@ -20,6 +21,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
+# From the package's directory; beside the Python package that torch_memory_saver's users find there.
+PRELOAD = Path("integrations/torch_memory_saver/shim/torch_memory_saver_hook_mode_preload.abi3.so")
 sys.path.insert(0, str(ROOT / "scripts"))
 import cuda_headers  # noqa: E402  (its directory is put on the path just above)
 
@@ -38,8 +41,17 @@ def tool(name: str) -> str:
     return found
 
 
+def put(built: Path, target: Path) -> None:
+    """Copy a built file to its place in the package."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A running process may have the old file mapped: replace it, never write into it.
+    fresh = target.with_name(target.name + ".new")
+    shutil.copy2(built, fresh)
+    fresh.replace(target)
+
+
 class CMakeBuild(build_ext):
-    """Runs CMake and puts the module it makes where setuptools expects it."""
+    """Runs CMake and puts what it makes where setuptools expects it."""
 
     def build_extension(self, ext: Extension) -> None:
         import pybind11
@@ -70,11 +82,8 @@ class CMakeBuild(build_ext):
                 subprocess.run(command, check=True)
             except subprocess.CalledProcessError as error:
                 raise CompileError(f"{command[:2]} failed with exit status {error.returncode}") from error
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A running process may have the old module mapped: replace the file, never write into it.
-        fresh = target.with_name(target.name + ".new")
-        shutil.copy2(build / target.name, fresh)
-        fresh.replace(target)
+        put(build / target.name, target)
+        put(build / PRELOAD.name, target.parent / PRELOAD)
 
 
 setup(

@@ -27,6 +27,7 @@ from fencepool.errors import (
     QuiesceTimeout,
     RankError,
     UnknownTagError,
+    UnsupportedError,
 )
 from fencepool.fences import Fence
 from fencepool.machine import (
@@ -70,6 +71,7 @@ __all__ = [
     "RankError",
     "Resumed",
     "UnknownTagError",
+    "UnsupportedError",
     "__version__",
     "cuda_graph",
     "disable",

@@ -74,6 +74,10 @@ class DriverUnavailable(Error):  # noqa: N818 - a state of the machine
     """The driver of that device cannot be used on this machine; the message says why and what to do."""
 
 
+class UnsupportedError(Error, NotImplementedError):
+    """Something of another library's interface that fencepool does not do; the message names it."""
+
+
 class ForkedError(Error):
     """Called in a child process made by ``fork``. Use the ``spawn`` or ``forkserver`` start method."""
 

@@ -1,0 +1,100 @@
+"""The pools below the saver: which it made, which a tag means, and what becomes of their backups."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import fencepool as fp
+from fencepool import transitions
+from fencepool.integrations.torch_memory_saver import _settings
+from fencepool.integrations.torch_memory_saver._ambient import Ambient
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_TAG = "default"
+
+_log = logging.getLogger(__name__)
+
+
+class Pools:
+    """The pools of the tags that savers of this process were given. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: set[str] = set()
+        self._missed: set[str] = set()
+
+    def open(self, tag: str, has_backup: bool) -> fp.Pool:
+        """The pool of a region entered now."""
+        # One pool whatever retain_cpu_backup says: that is looked at when resuming.
+        pool = fp.pool(tag, _settings.device(), backup="host" if has_backup else "none")
+        self.remember(tag)
+        return pool
+
+    def remember(self, tag: str) -> None:
+        """A pause or resume of everything means this tag too."""
+        with self._lock:
+            self._given.add(tag)
+
+    def tags(self, tag: str | None, verb: str) -> list[str]:
+        """Which tags with pools are meant.
+
+        None for a tag without: programs name tags that no region was entered for, as SGLang does with
+        "cuda_graph". It is logged, the first time as a warning.
+        """
+        existing = {pool.tag for pool in fp.status()}
+        with self._lock:
+            if not tag:
+                return sorted(self._given & existing)
+            if tag in existing:
+                return [tag]
+            is_new = tag not in self._missed
+            self._missed.add(tag)
+        _log.log(
+            logging.WARNING if is_new else logging.DEBUG,
+            "no pool has the tag %r: nothing to %s; known tags: %s",
+            tag,
+            verb,
+            ", ".join(map(repr, sorted(existing))) or "none yet",
+        )
+        return []
+
+
+pools = Pools()
+ambient = Ambient(pools.open)
+
+
+def start_from_environment() -> None:
+    """Do what TMS_INIT_ENABLE asks for."""
+    if _settings.is_enabled_from_start():
+        ambient.start(DEFAULT_TAG, _settings.has_backup_from_start())
+
+
+def give_backups_back(tags: list[str], resumed: fp.Resumed) -> None:
+    """Wait for the restore, then give the host memory of the tags' backups back."""
+    resumed.fence.synchronize()
+    for pool in transitions.select((), None):
+        if pool.tag in tags and pool.backup == "host":
+            with contextlib.suppress(fp.PoolPausedError):  # paused again meanwhile: the backup is in use
+                pool.trim()
+
+
+def backup_of(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor | None:
+    """A paused tensor's contents; None for one of an active pool, or of no pool."""
+    for pool in transitions.select((), None):
+        if pool.contains(tensor):
+            break
+    else:
+        return None
+    if pool.state == "active":
+        return None
+    if pool.backup == "none":
+        raise fp.Error(
+            f"the tensor lies in the paused pool {pool.tag!r}, which was made without a backup: its contents "
+            "are gone; allocate it in a region with enable_cpu_backup=True"
+        )
+    return pool.backup_of(tensor, copy=is_copied)

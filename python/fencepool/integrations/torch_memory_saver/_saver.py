@@ -1,0 +1,227 @@
+"""The object that programs written for torch_memory_saver call: its methods, over pools."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Literal
+
+import fencepool as fp
+from fencepool.integrations.torch_memory_saver import _settings
+from fencepool.integrations.torch_memory_saver._internals import Internals
+from fencepool.integrations.torch_memory_saver._pools import (
+    DEFAULT_TAG,
+    ambient,
+    backup_of,
+    give_backups_back,
+    pools,
+)
+from fencepool.integrations.torch_memory_saver._thread import Scope, entered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from fencepool.integrations.torch_memory_saver._settings import BackupBackend
+
+HookMode = Literal["preload", "torch"]
+
+
+class TorchMemorySaver:
+    """torch_memory_saver 0.0.10's interface. Thread-safe; all instances act on the same pools.
+
+    A region's pool is on ``FENCEPOOL_DEVICE``, or on PyTorch's current CUDA device when it is entered.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hook_mode: HookMode = "preload"
+        self._margin = 0
+        self._is_retaining: bool | None = None  # None: as TMS_RETAIN_CPU_BACKUP says
+        self._impl: Internals | None = None  # programs look whether it is there, and reach through it
+
+    @contextlib.contextmanager
+    def region(
+        self,
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: BackupBackend | None = None,
+    ) -> Iterator[None]:
+        """What the calling thread allocates in the block can be paused, under that tag. The innermost counts.
+
+        Args:
+            tag: what :meth:`pause` and :meth:`resume` take.
+            enable_cpu_backup: keep the contents through a pause, in pinned host memory.
+            enable_disk_backup: refused.
+            cpu_backup_backend: "pinned" and "mmap" are the same here.
+
+        Raises:
+            ValueError: arguments that exclude each other.
+            UnsupportedError: backups on disk.
+            PoolPausedError: the tag's pool is paused.
+            DriverUnavailable: there is no device.
+        """
+        _settings.check_backup(enable_cpu_backup, cpu_backup_backend, enable_disk_backup)
+        self._ensure_initialized()
+        pool = pools.open(tag, enable_cpu_backup)
+        with ambient.beneath(), entered(Scope(tag, enable_cpu_backup, is_pausable=True)), pool.region():
+            yield
+
+    @contextlib.contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: torch.cuda.CUDAGraph,
+        pool: Any = None,
+        stream: torch.cuda.Stream | None = None,
+        capture_error_mode: str = "global",
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: BackupBackend | None = None,
+    ) -> Iterator[None]:
+        """``torch.cuda.graph`` whose memory can be paused, in either hook mode. Arguments as in region().
+
+        Raises:
+            Whatever :func:`fencepool.cuda_graph` and the capture raise.
+        """
+        _settings.check_backup(enable_cpu_backup, cpu_backup_backend)
+        self._ensure_initialized()
+        pools.remember(tag)
+        with (
+            ambient.beneath(),
+            entered(Scope(tag, enable_cpu_backup, is_pausable=True)),
+            fp.cuda_graph(
+                cuda_graph,
+                pool=pool,
+                stream=stream,
+                capture_error_mode=capture_error_mode,
+                tag=tag,
+                backup="host" if enable_cpu_backup else "none",
+            ),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def disable(self, dispose_mem_pool_after_use: bool = True) -> Iterator[None]:
+        """The calling thread allocates as if there were no region; harmless outside of one.
+
+        Args:
+            dispose_mem_pool_after_use: give what the block's dead tensors leave in PyTorch's cache back
+                to the device at its end, as programs count on that hand the GPU to another process.
+        """
+        self._ensure_initialized()
+        with ambient.beneath(), entered(Scope("", False, is_pausable=False)), fp.disable():
+            yield
+        if dispose_mem_pool_after_use:
+            _empty_cache()
+
+    def pause(self, tag: str | None = None) -> None:
+        """Give the tag's device memory away; without a tag, that of every tag this saver was given.
+
+        What is paused already stays so. A tag without pools is passed over, with one warning.
+
+        Raises:
+            Whatever :func:`fencepool.pause` raises; every pool is then as it was.
+        """
+        self._ensure_initialized()
+        tags = pools.tags(tag, "pause")
+        if tags:
+            fp.pause(*tags)
+            ambient.settle()
+
+    def resume(self, tag: str | None = None) -> None:
+        """Take the memory again, at the same addresses; without a tag, for every tag this saver was given.
+
+        What is active already stays so. A tag without pools is passed over, with one warning. The device's
+        later work is ordered behind the copies back; with ``retain_cpu_backup`` off they are waited for.
+
+        Raises:
+            OutOfMemoryError: the memory is not there; everything is still paused, and can be resumed later.
+            Whatever else :func:`fencepool.resume` raises.
+        """
+        self._ensure_initialized()
+        tags = pools.tags(tag, "resume")
+        if not tags:
+            return
+        resumed = fp.resume(*tags)
+        if not self.retain_cpu_backup:
+            give_backups_back(tags, resumed)
+        ambient.settle()
+
+    @property
+    def enabled(self) -> bool:
+        """Always True."""
+        return True
+
+    @property
+    def hook_mode(self) -> HookMode:
+        """What was asked for; "preload" and "torch" do the same. May be set at any time."""
+        return self._hook_mode
+
+    @hook_mode.setter
+    def hook_mode(self, hook_mode: HookMode) -> None:
+        if hook_mode not in ("preload", "torch"):
+            raise ValueError(f"hook_mode is 'preload' or 'torch', not {hook_mode!r}")
+        self._hook_mode = hook_mode
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """Bytes that an allocation in a region has to leave free on its device; 0 at first."""
+        return self._margin
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        self._ensure_initialized()
+        fp.set_memory_margin(value)
+        self._margin = value
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether host memory of backups is kept after a resume. Looked at when resuming.
+
+        At first TMS_RETAIN_CPU_BACKUP, which is off. Turn it on where the host memory can be spared:
+        pauses are several times as fast, and a resume does not hold the host.
+        """
+        if self._is_retaining is None:
+            return _settings.flag("TMS_RETAIN_CPU_BACKUP")
+        return self._is_retaining
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        self._is_retaining = bool(value)
+
+    def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
+        """A paused tensor's contents, on the CPU; None when they are in the tensor itself.
+
+        That is so while its pool is active, and for a tensor of no pool.
+
+        Args:
+            x: a tensor of a region.
+            zero_copy: a view of the backup, valid until the pool is resumed, instead of a copy.
+
+        Raises:
+            Error: it is paused and was allocated without a backup.
+        """
+        self._ensure_initialized()
+        return backup_of(x, is_copied=not zero_copy)
+
+    def set_disk_backup_dir(self, path: str) -> None:
+        """Refused: there are no backups on disk.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise _settings.no_disk_backups(f"set_disk_backup_dir({path!r})")
+
+    def _ensure_initialized(self) -> None:
+        with self._lock:
+            if self._impl is None:
+                self._impl = Internals(self)
+
+
+def _empty_cache() -> None:
+    import torch
+
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.empty_cache()

@@ -1,0 +1,43 @@
+"""What each thread is in the middle of: its regions and disable() blocks, innermost last."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One region, capture or disable() block."""
+
+    tag: str
+    has_backup: bool
+    is_pausable: bool
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[Scope] = []
+
+
+_scopes = _Scopes()
+
+
+@contextlib.contextmanager
+def entered(scope: Scope) -> Iterator[None]:
+    """Within the block the calling thread is in that scope."""
+    _scopes.entered.append(scope)
+    try:
+        yield
+    finally:
+        _scopes.entered.pop()
+
+
+def innermost() -> Scope | None:
+    """The scope that this thread's allocations go by; None outside of all."""
+    return _scopes.entered[-1] if _scopes.entered else None
