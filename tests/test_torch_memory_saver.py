@@ -1,0 +1,577 @@
+"""Code written for torch_memory_saver, over pools: what its calls do, and what they do on misuse."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import torch
+
+import fencepool as fp
+from fencepool.integrations.torch_memory_saver import TorchMemorySaver
+from support import children
+from support.contents import assert_same, is_same, pattern
+from support.machine import MIB, Machine
+
+SIZE = 4 * MIB
+
+
+@pytest.fixture
+def saver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> TorchMemorySaver:
+    monkeypatch.setenv("FENCEPOOL_DEVICE", machine.device)
+    return TorchMemorySaver()
+
+
+def filled(machine: Machine, seed: int = 0, size: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor made by PyTorch where the innermost region says, with a pattern in it, and the pattern."""
+    expected = pattern(size, seed)
+    return torch.empty(size, dtype=torch.uint8, device=machine.torch_device).copy_(expected), expected
+
+
+def states(*tags: str) -> list[str]:
+    return [pool.state for pool in fp.status() if pool.tag in tags]
+
+
+# --- pause and resume ------------------------------------------------------------------------------
+
+
+def test_a_region_with_a_backup_keeps_addresses_and_contents(saver, machine, tag):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(machine)
+    address, free = tensor.data_ptr(), machine.free()
+    for _ in range(2):
+        saver.pause(tag)
+        assert not machine.is_any_mapped(tensor)
+        assert machine.free() >= free + SIZE
+        saver.resume(tag)
+        assert tensor.data_ptr() == address
+        assert_same(tensor, before)
+
+
+def test_a_region_without_a_backup_keeps_addresses_only(saver, machine, tag):
+    with saver.region(tag=tag):
+        tensor, _ = filled(machine)
+    address = tensor.data_ptr()
+    saver.pause(tag)
+    assert not machine.is_any_mapped(tensor)
+    assert [pool.host_bytes for pool in fp.status() if pool.tag == tag] == [0]
+    saver.resume(tag)
+    assert tensor.data_ptr() == address
+    assert_same(tensor.copy_(pattern(SIZE, 1)), pattern(SIZE, 1))
+
+
+def test_a_region_without_a_tag_has_the_default_one(saver, machine):
+    with saver.region():
+        tensor, _ = filled(machine)
+    saver.pause("default")
+    assert not machine.is_any_mapped(tensor)
+    saver.resume("default")
+    assert machine.is_all_mapped(tensor)
+
+
+def test_a_region_is_a_decorator_too(saver, machine, tag):
+    @saver.region(tag=tag)
+    def make() -> torch.Tensor:
+        return filled(machine)[0]
+
+    tensors = [make(), make()]
+    saver.pause(tag)
+    assert not any(map(machine.is_any_mapped, tensors))
+    saver.resume(tag)
+
+
+def test_a_tag_with_both_policies_is_paused_as_one(saver, machine, tag):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        kept, before = filled(machine)
+    with saver.region(tag=tag, enable_cpu_backup=False):
+        dropped, _ = filled(machine)
+    saver.pause(tag)
+    assert not machine.is_any_mapped(kept)
+    assert not machine.is_any_mapped(dropped)
+    saver.resume(tag)
+    assert machine.is_all_mapped(dropped)
+    assert_same(kept, before)
+
+
+def test_one_tag_is_paused_and_the_others_are_not(saver, machine, new_tag):
+    weights, cache = new_tag("weights"), new_tag("kv_cache")
+    with saver.region(tag=weights):
+        first, _ = filled(machine)
+    with saver.region(tag=cache):
+        second, before = filled(machine)
+    saver.pause(tag=weights)
+    assert not machine.is_any_mapped(first)
+    assert_same(second, before)
+    saver.resume(tag=weights)
+
+
+@pytest.mark.parametrize("nothing", [{}, {"tag": None}, {"tag": ""}], ids=str)
+def test_without_a_tag_everything_of_the_saver_is_paused_and_nothing_else(saver, machine, new_tag, nothing):
+    mine, others = [new_tag(), new_tag()], new_tag()
+    for tag in mine:
+        with saver.region(tag=tag):
+            filled(machine)
+    fp.pool(others, machine.device)
+    saver.pause(**nothing)
+    assert states(*mine) == ["paused", "paused"]
+    assert states(others) == ["active"]
+    saver.resume(**nothing)
+    assert states(*mine) == ["active", "active"]
+
+
+def test_all_savers_of_a_process_act_on_the_same_pools(saver, machine, tag):
+    with saver.region(tag=tag):
+        tensor, _ = filled(machine)
+    TorchMemorySaver().pause()
+    assert not machine.is_any_mapped(tensor)
+    saver.resume()
+
+
+# --- misuse that ends the process with torch_memory_saver ------------------------------------------------
+
+
+def test_pausing_twice_and_resuming_twice_are_harmless(saver, machine, tag):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(machine)
+    saver.resume(tag)
+    assert_same(tensor, before)
+    saver.pause(tag)
+    saver.pause(tag)
+    saver.pause()
+    assert not machine.is_any_mapped(tensor)
+    saver.resume(tag)
+    saver.resume()
+    assert_same(tensor, before)
+
+
+def test_resuming_everything_resumes_what_is_still_paused(saver, machine, new_tag):
+    tags = [new_tag(), new_tag()]
+    held = []
+    for tag in tags:
+        with saver.region(tag=tag, enable_cpu_backup=True):
+            held.append(filled(machine))
+    saver.pause()
+    saver.resume(tags[0])
+    saver.resume()
+    for tensor, before in held:
+        assert_same(tensor, before)
+
+
+def test_a_resume_without_memory_raises_and_works_later(host, monkeypatch, tag):
+    monkeypatch.setenv("FENCEPOOL_DEVICE", "cpu")
+    saver = TorchMemorySaver()
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(host)
+    saver.pause(tag)
+    left, total = fp.memory_info("cpu")
+    fp.host_driver.configure("cpu", memory_limit=total - left + SIZE // 2)
+    with pytest.raises(fp.OutOfMemoryError):
+        saver.resume(tag)
+    assert states(tag) == ["paused"]
+    fp.host_driver.configure("cpu", memory_limit=0)
+    saver.resume(tag)
+    assert_same(tensor, before)
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_a_tag_without_pools_is_passed_over_with_one_warning(saver, machine, new_tag, caplog, verb):
+    known, unknown = new_tag(), new_tag("unknown")
+    with saver.region(tag=known):
+        filled(machine)
+    with caplog.at_level(logging.DEBUG, logger="fencepool"):
+        getattr(saver, verb)(unknown)
+        getattr(saver, verb)(unknown)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
+    assert f"no pool has the tag {unknown!r}: nothing to {verb}" in caplog.text
+    assert repr(known) in caplog.text
+    assert states(known) == ["active"]
+
+
+def test_a_tag_whose_pool_was_closed_is_passed_over(saver, machine, tag):
+    with saver.region(tag=tag):
+        pass
+    fp.pool(tag, machine.device).close()
+    saver.pause()
+    saver.pause(tag)
+    saver.resume()
+    assert states(tag) == []
+
+
+def test_entering_a_region_of_a_paused_tag_raises(saver, machine, tag):
+    with saver.region(tag=tag):
+        filled(machine)
+    saver.pause(tag)
+    with pytest.raises(fp.PoolPausedError), saver.region(tag=tag):
+        pytest.fail("the block ran")
+    saver.resume(tag)
+    with saver.region(tag=tag):
+        tensor, before = filled(machine)
+    assert_same(tensor, before)
+
+
+def test_a_read_of_paused_memory_does_not_see_old_contents():
+    code = """
+    import torch
+    from fencepool.integrations.torch_memory_saver import torch_memory_saver
+    with torch_memory_saver.region():
+        tensor = torch.full((1 << 20,), 7, dtype=torch.uint8)
+    torch_memory_saver.pause()
+    print(tensor.data_ptr(), flush=True)
+    print(tensor[0].item())
+    """
+    done = children.run(code, FENCEPOOL_DEVICE="cpu")
+    assert done.returncode == -11, done.stderr  # SIGSEGV
+    assert len(done.stdout.split()) == 1
+
+
+# --- regions ---------------------------------------------------------------------------------------
+
+
+def test_the_innermost_region_counts(saver, machine, new_tag):
+    outer, inner = new_tag("outer"), new_tag("inner")
+    with saver.region(tag=outer):
+        first, _ = filled(machine)
+        with saver.region(tag=inner):
+            second, _ = filled(machine)
+        third, _ = filled(machine)
+    fourth, before = filled(machine)
+    saver.pause(inner)
+    assert machine.is_all_mapped(first)
+    assert not machine.is_any_mapped(second)
+    saver.pause(outer)
+    assert not machine.is_any_mapped(first)
+    assert not machine.is_any_mapped(third)
+    assert_same(fourth, before)
+    saver.resume()
+
+
+def test_a_region_that_an_exception_leaves_is_left(saver, machine, tag):
+    with pytest.raises(ZeroDivisionError), saver.region(tag=tag):
+        raise ZeroDivisionError
+    tensor, before = filled(machine)
+    saver.pause()
+    assert_same(tensor, before)
+    saver.resume()
+
+
+def test_a_region_is_of_its_thread(saver, machine, tag):
+    tensors = []
+    with saver.region(tag=tag):
+        thread = threading.Thread(target=lambda: tensors.append(filled(machine)))
+        thread.start()
+        thread.join()
+    saver.pause(tag)
+    assert is_same(*tensors[0])
+    saver.resume(tag)
+
+
+def test_disable_allocates_ordinary_memory(saver, machine, tag):
+    with saver.region(tag=tag):
+        with saver.disable():
+            ordinary, before = filled(machine)
+        pausable, _ = filled(machine)
+    saver.pause(tag)
+    assert not machine.is_any_mapped(pausable)
+    assert_same(ordinary, before)
+    saver.resume(tag)
+
+
+def test_disable_outside_of_a_region_is_harmless(saver, machine):
+    with saver.disable(), saver.disable(dispose_mem_pool_after_use=False):
+        tensor, before = filled(machine)
+    saver.pause()
+    assert_same(tensor, before)
+
+
+@pytest.mark.gpu
+def test_memory_of_a_disable_block_goes_back_to_the_device_at_its_end(saver, machine, tag):
+    torch.cuda.empty_cache()
+    free = machine.free()
+    with saver.region(tag=tag), saver.disable():
+        tensor, _ = filled(machine, size=64 * MIB)
+        assert machine.free() <= free - 64 * MIB
+        del tensor
+    assert machine.free() >= free - 2 * MIB
+
+
+def test_a_region_without_a_device_says_what_to_do(saver, monkeypatch):
+    monkeypatch.delenv("FENCEPOOL_DEVICE")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(fp.DriverUnavailable, match="FENCEPOOL_DEVICE=cpu"), saver.region():
+        pytest.fail("the block ran")
+
+
+@pytest.mark.gpu
+def test_without_a_setting_the_current_device_counts(monkeypatch, new_tag):
+    monkeypatch.delenv("FENCEPOOL_DEVICE", raising=False)
+    for setting in (None, "cuda"):
+        if setting:
+            monkeypatch.setenv("FENCEPOOL_DEVICE", setting)
+        tag = new_tag()
+        with TorchMemorySaver().region(tag=tag):
+            pass
+        assert [pool.device for pool in fp.status() if pool.tag == tag] == [
+            f"cuda:{torch.cuda.current_device()}"
+        ]
+
+
+# --- backups ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_the_backup_of_a_paused_tensor_can_be_read(saver, machine, tag, zero_copy):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(machine)
+        typed = torch.arange(600, dtype=torch.float32, device=machine.torch_device).view(10, 20, 3)
+    saver.pause(tag)
+    backup = saver.get_cpu_backup(tensor, zero_copy=zero_copy)
+    assert backup.device == torch.device("cpu")
+    assert_same(backup, before)
+    found = saver.get_cpu_backup(typed, zero_copy=zero_copy)
+    assert (found.dtype, found.shape, found.stride()) == (typed.dtype, typed.shape, typed.stride())
+    assert torch.equal(found, torch.arange(600, dtype=torch.float32).view(10, 20, 3))
+    del backup, found
+    saver.resume(tag)
+    assert_same(tensor, before)
+
+
+def test_a_copy_of_a_backup_outlives_the_resume(saver, machine, tag):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(machine)
+    saver.pause(tag)
+    backup = saver.get_cpu_backup(tensor)
+    saver.resume(tag)
+    tensor.zero_()
+    assert_same(backup, before)
+
+
+def test_what_is_not_paused_has_no_backup_to_read(saver, machine, tag):
+    ordinary, _ = filled(machine)
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, _ = filled(machine)
+    assert saver.get_cpu_backup(tensor) is None
+    saver.pause(tag)
+    assert saver.get_cpu_backup(ordinary) is None
+    saver.resume(tag)
+    assert saver.get_cpu_backup(tensor) is None
+
+
+def test_a_tensor_paused_without_a_backup_raises(saver, machine, tag):
+    with saver.region(tag=tag):
+        tensor, _ = filled(machine)
+    saver.pause(tag)
+    with pytest.raises(fp.Error, match="enable_cpu_backup=True"):
+        saver.get_cpu_backup(tensor)
+    saver.resume(tag)
+
+
+def host_bytes(tag: str) -> int:
+    return sum(pool.host_bytes for pool in fp.status() if pool.tag == tag)
+
+
+def test_backups_go_back_at_a_resume_unless_retained(saver, machine, tag, monkeypatch):
+    monkeypatch.delenv("TMS_RETAIN_CPU_BACKUP", raising=False)
+    assert saver.retain_cpu_backup is False
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(machine)
+    saver.pause(tag)
+    assert host_bytes(tag) >= SIZE
+    saver.resume(tag)
+    assert host_bytes(tag) == 0
+    assert_same(tensor, before)
+
+    saver.retain_cpu_backup = True
+    assert saver.retain_cpu_backup is True
+    saver.pause(tag)
+    saver.resume(tag)
+    assert host_bytes(tag) >= SIZE
+    assert_same(tensor, before)
+
+    saver.retain_cpu_backup = False  # not at once: at the next resume
+    assert host_bytes(tag) >= SIZE
+    saver.pause(tag)
+    saver.resume(tag)
+    assert host_bytes(tag) == 0
+    assert_same(tensor, before)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("true", True), ("0", False), ("no", False)])
+def test_the_environment_says_whether_backups_are_retained_at_first(monkeypatch, value, expected):
+    monkeypatch.setenv("TMS_RETAIN_CPU_BACKUP", value)
+    saver = TorchMemorySaver()
+    assert saver.retain_cpu_backup is expected
+    saver.retain_cpu_backup = not expected
+    assert saver.retain_cpu_backup is not expected
+
+
+def test_a_variable_that_says_neither_yes_nor_no_raises(monkeypatch):
+    monkeypatch.setenv("TMS_RETAIN_CPU_BACKUP", "perhaps")
+    with pytest.raises(ValueError, match="TMS_RETAIN_CPU_BACKUP is 1 or 0"):
+        _ = TorchMemorySaver().retain_cpu_backup
+
+
+@pytest.mark.parametrize("backend", ["pinned", "mmap"])
+def test_both_backup_backends_keep_contents(saver, machine, tag, backend):
+    with saver.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        tensor, before = filled(machine)
+    saver.pause(tag)
+    saver.resume(tag)
+    assert_same(tensor, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"cpu_backup_backend": "pinned"}, ValueError),
+        ({"enable_cpu_backup": True, "cpu_backup_backend": "tape"}, ValueError),
+        ({"enable_cpu_backup": True, "enable_disk_backup": True}, ValueError),
+        ({"enable_disk_backup": True}, fp.UnsupportedError),
+    ],
+    ids=str,
+)
+def test_a_region_that_cannot_be_is_refused(saver, machine, tag, arguments, error):
+    with pytest.raises(error), saver.region(tag=tag, **arguments):
+        pytest.fail("the block ran")
+    assert states(tag) == []
+
+
+def test_a_directory_for_backups_on_disk_is_refused(saver, tmp_path):
+    with pytest.raises(fp.UnsupportedError, match="no backups on disk") as caught:
+        saver.set_disk_backup_dir(str(tmp_path / "backups"))
+    assert isinstance(caught.value, NotImplementedError)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- settings --------------------------------------------------------------------------------------
+
+
+def test_the_saver_is_enabled_and_takes_both_hook_modes(saver, machine, tag):
+    assert saver.enabled is True
+    assert saver.hook_mode == "preload"
+    for mode in ("torch", "preload"):
+        saver.hook_mode = mode
+        assert saver.hook_mode == mode
+        with saver.region(tag=tag, enable_cpu_backup=True):
+            tensor, before = filled(machine)
+        saver.pause(tag)
+        assert not machine.is_any_mapped(tensor)
+        saver.resume(tag)
+        assert_same(tensor, before)
+    with pytest.raises(ValueError, match="hook_mode"):
+        saver.hook_mode = "both"
+
+
+def test_the_margin_stays_free(host, monkeypatch, tag):
+    monkeypatch.setenv("FENCEPOOL_DEVICE", "cpu")
+    saver = TorchMemorySaver()
+    left, total = fp.memory_info("cpu")
+    fp.host_driver.configure("cpu", memory_limit=total - left + 32 * MIB)
+    try:
+        saver.memory_margin_bytes = 16 * MIB
+        assert saver.memory_margin_bytes == 16 * MIB
+        with saver.region(tag=tag):
+            tensor, before = filled(host, size=8 * MIB)
+            with pytest.raises(torch.OutOfMemoryError):
+                filled(host, size=12 * MIB)
+        assert_same(tensor, before)
+        saver.memory_margin_bytes = 0
+        with saver.region(tag=tag):
+            assert filled(host, size=12 * MIB)[0].numel() == 12 * MIB
+    finally:
+        fp.set_memory_margin(0)
+
+
+# --- what programs reach for below the methods -----------------------------------------------------
+
+
+def test_the_insides_are_there_once_the_saver_was_used(saver):
+    assert saver._impl is None
+    saver._ensure_initialized()
+    assert saver._impl is not None
+    assert saver._impl._binary_wrapper.cdll.tms_get_enable_disk_backup() is False
+
+
+def test_the_saver_can_be_turned_off_and_on_as_slime_does_it(saver, machine, tag):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        functions = saver._impl._binary_wrapper.cdll
+        assert functions.tms_get_interesting_region()
+        assert functions.tms_get_enable_cpu_backup()
+        assert functions.tms_get_current_tag() == tag.encode()
+        functions.tms_set_interesting_region(False)
+        assert not functions.tms_get_interesting_region()
+        ordinary, before = filled(machine)
+        functions.tms_set_interesting_region(True)
+        assert functions.tms_get_interesting_region()
+        pausable, _ = filled(machine)
+    assert not functions.tms_get_interesting_region()
+    functions.tms_pause(tag.encode())
+    assert not machine.is_any_mapped(pausable)
+    assert_same(ordinary, before)
+    functions.tms_resume(None)
+    assert machine.is_all_mapped(pausable)
+
+
+def test_turning_off_inside_disable_leaves_it_disabled(saver, machine, tag):
+    with saver.region(tag=tag), saver.disable():
+        functions = saver._impl._binary_wrapper.cdll
+        functions.tms_set_interesting_region(False)
+        functions.tms_set_interesting_region(True)
+        assert not functions.tms_get_interesting_region()
+        tensor, before = filled(machine)
+    saver.pause(tag)
+    assert_same(tensor, before)
+    saver.resume(tag)
+
+
+def test_a_function_that_is_not_there_is_named(saver):
+    saver._ensure_initialized()
+    with pytest.raises(AttributeError, match="tms_set_current_tag"):
+        saver._impl._binary_wrapper.cdll.tms_set_current_tag(b"x")
+
+
+# --- CUDA graphs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_a_captured_graph_replays_after_a_pause(saver, machine, tag, mode):
+    if machine.is_host:
+        pytest.skip("the embedded driver runs no graphs of PyTorch's")
+    saver.hook_mode = mode
+    given = torch.ones(SIZE, dtype=torch.float32, device=machine.torch_device)
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(cuda_graph=graph, tag=tag, enable_cpu_backup=True):
+        made = given * 2
+        result = made + 1
+    graph.replay()
+    assert bool((result == 3).all())
+    saver.pause(tag)
+    assert not machine.is_any_mapped(result)
+    saver.resume(tag)
+    given.fill_(5)
+    graph.replay()
+    assert bool((result == 11).all())
+    del graph, made, result
+
+
+@pytest.mark.gpu
+def test_graphs_that_share_a_memory_pool_are_paused_together(saver, machine, tag):
+    if machine.is_host:
+        pytest.skip("the embedded driver runs no graphs of PyTorch's")
+    given = torch.ones(SIZE, dtype=torch.float32, device=machine.torch_device)
+    shared, graphs, results = torch.cuda.graph_pool_handle(), [], []
+    for factor in (2, 3, 4):
+        graph = torch.cuda.CUDAGraph()
+        with saver.cuda_graph(graph, pool=shared, tag=tag, enable_cpu_backup=True):
+            results.append(given * factor)
+        graphs.append(graph)
+    saver.pause(tag)
+    assert not any(map(machine.is_any_mapped, results))
+    saver.resume(tag)
+    for graph, result, factor in zip(graphs, results, (2, 3, 4), strict=True):
+        graph.replay()
+        assert bool((result == factor).all())
+    del graph, result
+    graphs.clear()
+    results.clear()
