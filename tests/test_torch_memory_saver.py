@@ -25,7 +25,8 @@ def saver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> TorchMemorySaver
 
 def filled(machine: Machine, seed: int = 0, size: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
     """A tensor made by PyTorch where the innermost region says, with a pattern in it, and the pattern."""
-    expected = pattern(size, seed)
+    with fp.disable():  # the pattern itself is kept for other tests
+        expected = pattern(size, seed)
     return torch.empty(size, dtype=torch.uint8, device=machine.torch_device).copy_(expected), expected
 
 
@@ -479,7 +480,30 @@ def test_the_margin_stays_free(host, monkeypatch, tag):
         with saver.region(tag=tag):
             assert filled(host, size=12 * MIB)[0].numel() == 12 * MIB
     finally:
-        fp.set_memory_margin(0)
+        saver.memory_margin_bytes = 0
+
+
+def test_a_margin_set_first_holds_for_the_device_of_a_later_region(host, monkeypatch, tag):
+    monkeypatch.setenv("FENCEPOOL_DEVICE", "cpu")
+    saver = TorchMemorySaver()
+    saver.memory_margin_bytes = 0
+    assert fp.memory_margin("cpu") == 0
+    saver.memory_margin_bytes = MIB
+    try:
+        with saver.region(tag=tag):
+            pass
+        assert fp.memory_margin("cpu") == MIB
+    finally:
+        saver.memory_margin_bytes = 0
+    assert fp.memory_margin("cpu") == 0
+
+
+@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_margin_that_is_none_is_refused(value, error):
+    saver = TorchMemorySaver()
+    with pytest.raises(error):
+        saver.memory_margin_bytes = value
+    assert saver.memory_margin_bytes == 0
 
 
 # --- what programs reach for below the methods -----------------------------------------------------

@@ -101,7 +101,7 @@ def _is_plain_type(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-class _PoolRoute:
+class PoolRoute:
     """A thread's CPU allocations into one pool."""
 
     def __init__(self, pool: Pool) -> None:
@@ -115,7 +115,7 @@ class _PoolRoute:
 
 
 @contextlib.contextmanager
-def _mode() -> Iterator[None]:
+def mode() -> Iterator[None]:
     """One mode a thread, by its outermost region: modes of others may lie between regions."""
     if _current.has_mode:
         yield
@@ -132,5 +132,5 @@ def _mode() -> Iterator[None]:
 def inside(pool: Pool) -> Iterator[None]:
     """Lead this thread's CPU allocations into the pool."""
     # Whatever the pool's device of the embedded driver, PyTorch knows one "cpu": the innermost wins.
-    with _mode(), regions.entered("cpu", _PoolRoute(pool)):
+    with mode(), regions.entered("cpu", PoolRoute(pool)):
         yield

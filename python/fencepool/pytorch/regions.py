@@ -41,14 +41,25 @@ _stack = _Stack()
 def entered(device: str, route: Route | None) -> Iterator[None]:
     """Put a route on this thread's stack of that device; the one below ends meanwhile."""
     routes = _stack.routes.setdefault(device, [])
-    below = routes[-1] if routes else None
-    _switch(below, route)
+    _switch(_innermost(routes), route)
     routes.append(route)
     try:
         yield
     finally:
         routes.pop()
-        _switch(route, below)
+        _switch(route, _innermost(routes))
+
+
+def put_beneath(device: str, route: Route) -> None:
+    """Put a route below everything this thread has entered on that device and will enter, for good."""
+    routes = _stack.routes.setdefault(device, [])
+    if not routes:
+        route.begin()
+    routes.insert(0, route)
+
+
+def _innermost(routes: list[Route | None]) -> Route | None:
+    return routes[-1] if routes else None
 
 
 def _switch(old: Route | None, new: Route | None) -> None:

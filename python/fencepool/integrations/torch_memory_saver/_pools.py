@@ -27,18 +27,36 @@ class Pools:
         self._lock = threading.Lock()
         self._given: set[str] = set()
         self._missed: set[str] = set()
+        self._margin = 0
+        self._devices: set[str] = set()  # of all pools opened
 
     def open(self, tag: str, has_backup: bool) -> fp.Pool:
         """The pool of a region entered now."""
         # One pool whatever retain_cpu_backup says: that is looked at when resuming.
         pool = fp.pool(tag, _settings.device(), backup="host" if has_backup else "none")
-        self.remember(tag)
-        return pool
-
-    def remember(self, tag: str) -> None:
-        """A pause or resume of everything means this tag too."""
         with self._lock:
             self._given.add(tag)
+            if pool.device not in self._devices:
+                self._devices.add(pool.device)
+                if self._margin:
+                    fp.set_memory_margin(self._margin, pool.device)
+        return pool
+
+    @property
+    def margin(self) -> int:
+        """Bytes that stay free on the devices of these pools."""
+        return self._margin
+
+    def set_margin(self, nbytes: int) -> None:
+        """For the devices of the pools opened so far, and of those opened later."""
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+            raise TypeError(f"memory_margin_bytes is an integer, not {type(nbytes).__name__}")
+        if nbytes < 0:
+            raise ValueError(f"memory_margin_bytes is 0 or more, not {nbytes}")
+        with self._lock:
+            for device in self._devices:
+                fp.set_memory_margin(nbytes, device)
+            self._margin = nbytes
 
     def tags(self, tag: str | None, verb: str) -> list[str]:
         """Which tags with pools are meant.
@@ -97,4 +115,8 @@ def backup_of(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor | None:
             f"the tensor lies in the paused pool {pool.tag!r}, which was made without a backup: its contents "
             "are gone; allocate it in a region with enable_cpu_backup=True"
         )
-    return pool.backup_of(tensor, copy=is_copied)
+    with fp.disable():  # a copy on the CPU belongs to no pool of the embedded driver
+        if not is_copied:
+            with contextlib.suppress(ValueError):  # in several pieces, which have no one view
+                return pool.backup_of(tensor, copy=False)
+        return pool.backup_of(tensor, copy=True)

@@ -7,6 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 import fencepool as fp
+from fencepool import _core
+from fencepool._devices import DeviceName
+from fencepool._streams import capture_candidates
 from fencepool.integrations.torch_memory_saver import _settings
 from fencepool.integrations.torch_memory_saver._internals import Internals
 from fencepool.integrations.torch_memory_saver._pools import (
@@ -37,7 +40,6 @@ class TorchMemorySaver:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hook_mode: HookMode = "preload"
-        self._margin = 0
         self._is_retaining: bool | None = None  # None: as TMS_RETAIN_CPU_BACKUP says
         self._impl: Internals | None = None  # programs look whether it is there, and reach through it
 
@@ -66,7 +68,7 @@ class TorchMemorySaver:
         _settings.check_backup(enable_cpu_backup, cpu_backup_backend, enable_disk_backup)
         self._ensure_initialized()
         pool = pools.open(tag, enable_cpu_backup)
-        with ambient.beneath(), entered(Scope(tag, enable_cpu_backup, is_pausable=True)), pool.region():
+        with entered(Scope(tag, enable_cpu_backup, is_pausable=True)), pool.region():
             yield
 
     @contextlib.contextmanager
@@ -87,9 +89,8 @@ class TorchMemorySaver:
         """
         _settings.check_backup(enable_cpu_backup, cpu_backup_backend)
         self._ensure_initialized()
-        pools.remember(tag)
+        owner = pools.open(tag, enable_cpu_backup)
         with (
-            ambient.beneath(),
             entered(Scope(tag, enable_cpu_backup, is_pausable=True)),
             fp.cuda_graph(
                 cuda_graph,
@@ -97,7 +98,8 @@ class TorchMemorySaver:
                 stream=stream,
                 capture_error_mode=capture_error_mode,
                 tag=tag,
-                backup="host" if enable_cpu_backup else "none",
+                backup=owner.backup,
+                device=owner.device,
             ),
         ):
             yield
@@ -111,7 +113,7 @@ class TorchMemorySaver:
                 to the device at its end, as programs count on that hand the GPU to another process.
         """
         self._ensure_initialized()
-        with ambient.beneath(), entered(Scope("", False, is_pausable=False)), fp.disable():
+        with entered(Scope("", False, is_pausable=False)), fp.disable():
             yield
         if dispose_mem_pool_after_use:
             _empty_cache()
@@ -127,8 +129,8 @@ class TorchMemorySaver:
         self._ensure_initialized()
         tags = pools.tags(tag, "pause")
         if tags:
-            fp.pause(*tags)
-            ambient.settle()
+            with ambient.left_for(tags):
+                fp.pause(*tags)
 
     def resume(self, tag: str | None = None) -> None:
         """Take the memory again, at the same addresses; without a tag, for every tag this saver was given.
@@ -167,14 +169,16 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Bytes that an allocation in a region has to leave free on its device; 0 at first."""
-        return self._margin
+        """Bytes that an allocation in a region leaves free on its device, or else fails; 0 at first.
+
+        PyTorch then frees its caches, tries again, and raises ``torch.OutOfMemoryError``.
+        """
+        return pools.margin
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
         self._ensure_initialized()
-        fp.set_memory_margin(value)
-        self._margin = value
+        pools.set_margin(value)
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -198,7 +202,8 @@ class TorchMemorySaver:
 
         Args:
             x: a tensor of a region.
-            zero_copy: a view of the backup, valid until the pool is resumed, instead of a copy.
+            zero_copy: a view of the backup instead of a copy, valid until the pool is resumed. Large
+                backups lie in pieces, and a tensor whose backup does is copied all the same.
 
         Raises:
             Error: it is paused and was allocated without a backup.
@@ -223,5 +228,9 @@ class TorchMemorySaver:
 def _empty_cache() -> None:
     import torch
 
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    where = DeviceName("cuda", torch.cuda.current_device())
+    streams = capture_candidates([where]).get(where.ordinal, [])
+    if not _core.is_capturing(where.provider, where.ordinal, streams):  # emptying it would break the capture
         torch.cuda.empty_cache()
