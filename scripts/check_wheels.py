@@ -26,6 +26,10 @@ assert info.is_available, info.reason
 assert fp.status() == []
 free, total = fp.memory_info("cpu")
 assert 0 < free <= total
+from fencepool.integrations.torch_memory_saver import install
+install()
+from torch_memory_saver.utils import get_binary_path_from_package
+assert get_binary_path_from_package("torch_memory_saver_hook_mode_preload").is_file()
 assert "torch" not in sys.modules and "typer" not in sys.modules
 print("   ", sys.version.split()[0], "fencepool", fp.__version__, fp.__file__)
 """

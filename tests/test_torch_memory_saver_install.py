@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -167,13 +170,46 @@ def library() -> Path:
     return path
 
 
+def preloading(library: Path) -> dict[str, str]:
+    before = os.environ.get("LD_PRELOAD")  # a sanitizer's run-time library, which has to come first
+    return {"LD_PRELOAD": f"{before}:{library}" if before else str(library)}
+
+
 def test_a_process_with_our_file_preloaded_imports_ours(tmp_path, other, library):
-    assert run_file(tmp_path, WHICH, other, LD_PRELOAD=str(library)) == ["fencepool"]
+    assert run_file(tmp_path, WHICH, other, **preloading(library)) == ["fencepool"]
 
 
 def test_a_preloaded_process_passes_it_on(tmp_path, other, library):
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WHICH!r}], check=True)"
-    assert run_file(tmp_path, code, other, LD_PRELOAD=str(library)) == ["fencepool"]
+    assert run_file(tmp_path, code, other, **preloading(library)) == ["fencepool"]
+
+
+def test_a_trainer_started_as_slime_does_it_pauses_all_it_has(tmp_path, other, library):
+    code = """
+    import torch
+    from torch_memory_saver import torch_memory_saver
+    weights = torch.full((1 << 20,), 7, dtype=torch.uint8)
+    torch_memory_saver.memory_margin_bytes = 1 << 20
+    torch_memory_saver.pause()
+    backup = torch_memory_saver.get_cpu_backup(weights, zero_copy=True)
+    print(bool((backup == 7).all()))
+    with torch_memory_saver.disable():
+        print(torch.ones(1 << 20).sum().item())
+    torch_memory_saver.resume()
+    print(bool((weights == 7).all()))
+    """
+    variables = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1", "FENCEPOOL_DEVICE": "cpu"}
+    found = run_file(tmp_path, code, other, **variables, **preloading(library))
+    assert found == ["True", "1048576.0", "True"]
+
+
+def test_the_file_needs_the_c_library_alone(library):
+    program = shutil.which("readelf")
+    if program is None:
+        pytest.skip("readelf is not installed")
+    done = subprocess.run([program, "--dynamic", library], capture_output=True, text=True, check=True)
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", done.stdout)
+    assert set(needed) <= {"libc.so.6", "libdl.so.2"}
 
 
 def test_the_file_is_where_starters_look_for_it(tmp_path, other, library):

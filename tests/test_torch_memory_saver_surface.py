@@ -40,7 +40,7 @@ NAMES = {
     "torch_memory_saver.hooks.base": ["HookMode"],
     "torch_memory_saver.hooks.mode_preload": ["configure_subprocess"],
     "torch_memory_saver.testing_utils": ["empty_cache", "get_and_print_gpu_memory", "get_device"],
-    "torch_memory_saver.utils": ["change_env", "get_binary_path_from_package", "is_xpu"],
+    "torch_memory_saver.utils": ["get_binary_path_from_package", "is_xpu"],
 }
 
 
