@@ -108,9 +108,11 @@ class PoolRoute:
         self.pool = pool
 
     def begin(self) -> None:
+        """From here on."""
         _current.pool = self.pool
 
     def end(self) -> None:
+        """No longer."""
         _current.pool = None
 
 

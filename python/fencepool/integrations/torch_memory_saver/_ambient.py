@@ -1,8 +1,8 @@
 """TMS_INIT_ENABLE: a region without a block, from the start of the program to its end.
 
-It belongs to one thread, the one that imports fencepool's torch_memory_saver, lies below every other region
-of that thread, and follows PyTorch's current device. While its pool is paused it leads nowhere, so that what
-the program allocates meanwhile is ordinary memory.
+It belongs to one thread: the first that uses CUDA, or on the embedded driver the one that imports fencepool's
+torch_memory_saver. It lies below every other region of that thread, and follows PyTorch's current device.
+While its pool is paused it leads nowhere, so that what the program allocates meanwhile is ordinary memory.
 """
 
 from __future__ import annotations
@@ -53,18 +53,16 @@ class Ambient:
     def __init__(self, open_pool: Callable[[str, bool], fp.Pool]) -> None:
         self._open_pool = open_pool
         self._policy: tuple[str, bool] | None = None
-        self._thread = 0
+        self._thread: int | None = None
+        self._process = os.getpid()
         self._bottoms: dict[str, _Bottom] = {}  # by the device's name in PyTorch
         self._pool: fp.Pool | None = None  # where allocations go now
         self._inside = contextlib.ExitStack()  # of that pool
         self._mode = contextlib.ExitStack()  # of the embedded driver, for good
 
     def start(self, tag: str, has_backup: bool) -> None:
-        """Begin on this thread: at once, or on a GPU when the program first uses CUDA.
-
-        That makes no CUDA context before the program has chosen its device.
-        """
-        self._policy, self._thread = (tag, has_backup), threading.get_ident()
+        """Begin: at once, or on a GPU when the program first uses CUDA, and not before it chose its device."""
+        self._policy = tag, has_backup
         atexit.register(self._end)
         if os.environ.get("FENCEPOOL_DEVICE", "cuda").startswith("cuda"):
             self._follow_torch()
@@ -74,9 +72,17 @@ class Ambient:
             self._mode.enter_context(cpu_regions.mode())
             self.settle()
 
+    def is_of_this_thread(self) -> bool:
+        """Whether what the calling thread allocates outside of other regions can be paused."""
+        return self._thread == threading.get_ident()
+
     def settle(self) -> None:
         """Enter the pool or leave it, as its state and the current device say now."""
-        if self._policy is None or threading.get_ident() != self._thread:
+        if self._policy is None:
+            return
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        if not self.is_of_this_thread():
             return
         pool = self._open_pool(*self._policy)
         wanted = pool if pool.state == "active" else None
@@ -88,7 +94,7 @@ class Ambient:
     @contextlib.contextmanager
     def left_for(self, tags: list[str]) -> Iterator[None]:
         """Outside of the pool while it is being paused, as it has to be, if it is one of those tags."""
-        if self._pool is not None and self._pool.tag in tags and threading.get_ident() == self._thread:
+        if self._pool is not None and self._pool.tag in tags and self.is_of_this_thread():
             self._leave()
         try:
             yield
@@ -112,8 +118,9 @@ class Ambient:
         self._inside.close()
 
     def _end(self) -> None:
-        self._leave()
-        self._mode.close()
+        if os.getpid() == self._process:  # a forked child has nothing of it
+            self._leave()
+            self._mode.close()
 
     def _bottom(self, device: str) -> _Bottom:
         from fencepool.pytorch import regions

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fencepool.integrations.torch_memory_saver import _settings
+from fencepool.integrations.torch_memory_saver._pools import ambient
 from fencepool.integrations.torch_memory_saver._thread import innermost
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Functions:
     def tms_get_interesting_region(self) -> bool:
         """Whether this thread's allocations can be paused."""
         scope = innermost()
-        return scope.is_pausable if scope is not None else _settings.flag("TMS_INIT_ENABLE")
+        return scope.is_pausable if scope is not None else ambient.is_of_this_thread()
 
     def tms_set_interesting_region(self, value: bool) -> None:
         """False is the beginning of a disable() block of this thread, and True the end of the last begun.
