@@ -61,7 +61,7 @@ class Ambient:
         self._mode = contextlib.ExitStack()  # of the embedded driver, for good
 
     def start(self, tag: str, has_backup: bool) -> None:
-        """Begin: at once, or on a GPU when the program first uses CUDA, and not before it chose its device."""
+        """Begin: at once, or on a GPU when the program first uses CUDA, on the device it has chosen then."""
         self._policy = tag, has_backup
         atexit.register(self._end)
         if os.environ.get("FENCEPOOL_DEVICE", "cuda").startswith("cuda"):
