@@ -51,6 +51,35 @@ assert is_all(weights, 42) and is_all(later, 7)
     run(device, code)
 
 
+def test_on_the_embedded_driver_other_threads_allocate_ordinary_memory():
+    code = """
+import threading
+weights = full(42)
+found = []
+thread = threading.Thread(target=lambda: found.append(full(5)))
+thread.start(); thread.join()
+assert is_pooled(weights) and not is_pooled(found[0])
+saver.pause()
+assert is_all(found[0], 5)
+saver.resume()
+"""
+    run("cpu", code)
+
+
+def test_a_region_of_a_pool_made_without_the_saver_counts_too(device):
+    code = """
+weights = full(42)
+other = fp.pool("other", DEVICE)
+with other.region():
+    inside = full(1)
+    with fp.disable():
+        outside = full(2)
+assert other.contains(inside) and not is_pooled(outside)
+assert not other.contains(full(3)) and is_pooled(full(4))
+"""
+    run(device, code)
+
+
 def test_contents_are_kept_only_when_asked_for(device):
     code = """
 full(42)
@@ -133,6 +162,69 @@ cdll.tms_set_interesting_region(True)
 assert is_pooled(full(2))
 """
     run(device, code)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_all_threads_allocate_pausable_memory():
+    code = """
+import threading
+weights = torch.ones(1 << 20, device=DEVICE, requires_grad=True)
+(weights * 2).sum().backward()
+assert is_pooled(weights) and is_pooled(weights.grad)
+found = []
+thread = threading.Thread(target=lambda: found.append(full(5)))
+thread.start(); thread.join()
+assert is_pooled(found[0])
+thread = threading.Thread(target=saver.pause)
+thread.start(); thread.join()
+assert not is_pooled(full(6))
+saver.resume()
+assert is_all(weights, 1) and is_all(weights.grad, 2) and is_all(found[0], 5)
+"""
+    run("cuda", code)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_cache_can_be_emptied():
+    code = """
+weights = full(42)
+scratch = full(1, 256 * MIB)
+mapped = lambda: sum(pool.bytes_mapped for pool in fp.status())
+before = mapped()
+del scratch
+torch.cuda.empty_cache()
+assert mapped() <= before - 256 * MIB
+saver.pause()
+saver.resume()
+assert is_all(weights, 42)
+"""
+    run("cuda", code)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_capture_has_its_own_memory():
+    code = """
+weights = torch.full((1 << 20,), 3.0, device=DEVICE)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    doubled = weights * 2
+    result = doubled + 1
+assert not is_pooled(doubled) and not is_pooled(result)
+assert is_pooled(full(1))
+saver.pause()
+saver.resume()
+graph.replay()
+assert is_all(result, 7)
+graph = torch.cuda.CUDAGraph()
+with saver.cuda_graph(graph, tag="graph", enable_cpu_backup=True):
+    result = weights * 5
+assert is_pooled(result)
+saver.pause()
+saver.resume()
+graph.replay()
+assert is_all(result, 15)
+"""
+    run("cuda", code)
 
 
 @pytest.mark.gpu(count=2)

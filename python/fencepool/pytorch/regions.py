@@ -12,7 +12,8 @@ from fencepool import _core
 from fencepool.errors import Error, PoolPausedError, add_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from fencepool.pools import Pool
 
@@ -40,26 +41,25 @@ _stack = _Stack()
 @contextlib.contextmanager
 def entered(device: str, route: Route | None) -> Iterator[None]:
     """Put a route on this thread's stack of that device; the one below ends meanwhile."""
-    routes = _stack.routes.setdefault(device, [])
-    _switch(_innermost(routes), route)
-    routes.append(route)
-    try:
-        yield
-    finally:
-        routes.pop()
-        _switch(route, _innermost(routes))
+    with _beneath():
+        routes = _stack.routes.setdefault(device, [])
+        below = routes[-1] if routes else None
+        _switch(below, route)
+        routes.append(route)
+        try:
+            yield
+        finally:
+            routes.pop()
+            _switch(route, below)
 
 
-def put_beneath(device: str, route: Route) -> None:
-    """Put a route below everything this thread has entered on that device and will enter, for good."""
-    routes = _stack.routes.setdefault(device, [])
-    if not routes:
-        route.begin()
-    routes.insert(0, route)
+_beneath: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
-def _innermost(routes: list[Route | None]) -> Route | None:
-    return routes[-1] if routes else None
+def lie_beneath(left: Callable[[], AbstractContextManager[None]]) -> None:
+    """For what leads allocations outside of regions: have ``left()`` around every region of any thread."""
+    global _beneath
+    _beneath = left
 
 
 def _switch(old: Route | None, new: Route | None) -> None:

@@ -30,10 +30,10 @@ class Pools:
         self._margin = 0
         self._devices: set[str] = set()  # of all pools opened
 
-    def open(self, tag: str, has_backup: bool) -> fp.Pool:
-        """The pool of a region entered now."""
+    def open(self, tag: str, has_backup: bool, device: str | None = None) -> fp.Pool:
+        """The pool of a region entered now; by default on the device that is meant now."""
         # One pool whatever retain_cpu_backup says: that is looked at when resuming.
-        pool = fp.pool(tag, _settings.device(), backup="host" if has_backup else "none")
+        pool = fp.pool(tag, device or _settings.device(), backup="host" if has_backup else "none")
         with self._lock:
             self._given.add(tag)
             if pool.device not in self._devices:

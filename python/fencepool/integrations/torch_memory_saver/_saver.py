@@ -7,9 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 import fencepool as fp
-from fencepool import _core
-from fencepool._devices import DeviceName
-from fencepool._streams import capture_candidates
 from fencepool.integrations.torch_memory_saver import _settings
 from fencepool.integrations.torch_memory_saver._internals import Internals
 from fencepool.integrations.torch_memory_saver._pools import (
@@ -113,10 +110,10 @@ class TorchMemorySaver:
                 to the device at its end, as programs count on that hand the GPU to another process.
         """
         self._ensure_initialized()
-        with entered(Scope("", False, is_pausable=False)), fp.disable():
+        with ambient.left(), entered(Scope("", False, is_pausable=False)), fp.disable():
             yield
-        if dispose_mem_pool_after_use:
-            _empty_cache()
+            if dispose_mem_pool_after_use:
+                _empty_cache()  # here, since PyTorch refuses inside of a region
 
     def pause(self, tag: str | None = None) -> None:
         """Give the tag's device memory away; without a tag, that of every tag this saver was given.
@@ -228,9 +225,7 @@ class TorchMemorySaver:
 def _empty_cache() -> None:
     import torch
 
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return
-    where = DeviceName("cuda", torch.cuda.current_device())
-    streams = capture_candidates([where]).get(where.ordinal, [])
-    if not _core.is_capturing(where.provider, where.ordinal, streams):  # emptying it would break the capture
-        torch.cuda.empty_cache()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        from fencepool.pytorch import cuda_regions
+
+        cuda_regions.empty_cache(torch.cuda.current_device())
