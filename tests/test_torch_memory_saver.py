@@ -415,7 +415,9 @@ def test_a_variable_that_says_neither_yes_nor_no_raises(monkeypatch):
 @pytest.mark.parametrize("backend", ["pinned", "mmap"])
 def test_both_backup_backends_keep_contents(saver, machine, tag, backend):
     with saver.region(tag=tag, enable_cpu_backup=True, cpu_backup_backend=backend):
+        assert saver._impl._binary_wrapper.cdll.tms_get_cpu_backup_backend() == backend.encode()
         tensor, before = filled(machine)
+    assert saver._impl._binary_wrapper.cdll.tms_get_cpu_backup_backend() == b""
     saver.pause(tag)
     saver.resume(tag)
     assert_same(tensor, before)

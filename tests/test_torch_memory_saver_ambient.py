@@ -243,6 +243,7 @@ assert [pool.device for pool in fp.status()] == ["cuda:1"]
     [
         ({"TMS_INIT_ENABLE": "perhaps"}, "ValueError: TMS_INIT_ENABLE is 1 or 0"),
         ({"TMS_INIT_ENABLE_CPU_BACKUP": "perhaps"}, "ValueError: TMS_INIT_ENABLE_CPU_BACKUP is 1 or 0"),
+        ({"TMS_INIT_CPU_BACKUP_BACKEND": "tape"}, "ValueError: TMS_INIT_CPU_BACKUP_BACKEND is 'mmap'"),
         ({"TMS_INIT_ENABLE_DISK_BACKUP": "1"}, "UnsupportedError: TMS_INIT_ENABLE_DISK_BACKUP=1"),
     ],
     ids=str,

@@ -75,6 +75,11 @@ class Functions:
         scope = innermost()
         return scope.has_backup if scope is not None else _settings.has_backup_from_start()
 
+    def tms_get_cpu_backup_backend(self) -> bytes:
+        """The backend that was asked for; empty for none in particular."""
+        scope = innermost()
+        return (scope.backend if scope is not None else _settings.backend_from_start()).encode()
+
     def tms_get_enable_disk_backup(self) -> bool:
         """Never."""
         return False

@@ -65,7 +65,8 @@ class TorchMemorySaver:
         _settings.check_backup(enable_cpu_backup, cpu_backup_backend, enable_disk_backup)
         self._ensure_initialized()
         pool = pools.open(tag, enable_cpu_backup)
-        with entered(Scope(tag, enable_cpu_backup, is_pausable=True)), pool.region():
+        scope = Scope(tag, enable_cpu_backup, backend=cpu_backup_backend or "")
+        with entered(scope), pool.region():
             yield
 
     @contextlib.contextmanager
@@ -88,7 +89,7 @@ class TorchMemorySaver:
         self._ensure_initialized()
         owner = pools.open(tag, enable_cpu_backup)
         with (
-            entered(Scope(tag, enable_cpu_backup, is_pausable=True)),
+            entered(Scope(tag, enable_cpu_backup, backend=cpu_backup_backend or "")),
             fp.cuda_graph(
                 cuda_graph,
                 pool=pool,

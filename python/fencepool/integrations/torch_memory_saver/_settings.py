@@ -41,12 +41,19 @@ def is_enabled_from_start() -> bool:
         return False
     if flag("TMS_INIT_ENABLE_DISK_BACKUP"):
         raise no_disk_backups("TMS_INIT_ENABLE_DISK_BACKUP=1")
+    backend_from_start()
     return True
 
 
 def has_backup_from_start() -> bool:
     """Whether those allocations keep their contents: TMS_INIT_ENABLE_CPU_BACKUP."""
     return flag("TMS_INIT_ENABLE_CPU_BACKUP")
+
+
+def backend_from_start() -> str:
+    """The backend their backups are to have: TMS_INIT_CPU_BACKUP_BACKEND; empty for none in particular."""
+    value = os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND", "")
+    return parse_backend("TMS_INIT_CPU_BACKUP_BACKEND", value) if value else ""
 
 
 def check_backup(

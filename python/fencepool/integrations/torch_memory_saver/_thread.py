@@ -17,7 +17,9 @@ class Scope:
 
     tag: str
     has_backup: bool
-    is_pausable: bool
+    is_pausable: bool = True
+    backend: str = ""
+    """What was asked for; it changes nothing."""
 
 
 class _Scopes(threading.local):
