@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepool.integrations.torch_memory_saver import _preload, shim_directory
+from fencepool.integrations.torch_memory_saver import _preload, configure_subprocess, shim_directory
 from support import children
 
 # What a child prints: where its torch_memory_saver came from.
@@ -129,6 +129,62 @@ def test_children_started_in_a_block_import_ours_and_later_ones_do_not(tmp_path,
 def test_a_block_inside_install_changes_nothing(tmp_path, other):
     body = "install()\n    with configure_subprocess(): pass\n    start_all()"
     assert in_children(tmp_path, body, other) == ["fencepool"] * 4
+
+
+def test_blocks_that_overlap_last_until_the_last_ends():
+    path, variable = list(sys.path), os.environ.get("PYTHONPATH")
+    first, second = configure_subprocess(), configure_subprocess()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.path == [shim_directory(), *path]
+    assert os.environ["PYTHONPATH"].split(":")[0] == shim_directory()
+    second.__exit__(None, None, None)
+    assert sys.path == path
+    assert os.environ.get("PYTHONPATH") == variable
+
+
+@pytest.mark.parametrize("before", [None, "/a", "/a:/b", ":/a"])
+def test_a_block_leaves_the_rest_of_the_path_as_it_is(monkeypatch, before):
+    if before is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", before)
+    with configure_subprocess():
+        assert os.environ["PYTHONPATH"] == ":".join([shim_directory(), *([before] if before else [])])
+    assert os.environ.get("PYTHONPATH") == before
+
+
+def test_what_a_block_itself_puts_on_the_path_stays(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/a")
+    with configure_subprocess():
+        monkeypatch.setenv("PYTHONPATH", "/b:" + os.environ["PYTHONPATH"])
+    assert os.environ["PYTHONPATH"] == "/b:/a"
+
+
+def test_install_inside_a_block_outlives_it(tmp_path, other):
+    body = "\n    with configure_subprocess(): install()\n    start_all()"
+    assert in_children(tmp_path, body, other) == ["fencepool"] * 4
+
+
+def test_an_import_hook_that_gives_another_is_named(tmp_path, other):
+    code = f"""
+    import importlib.machinery, sys
+    import fencepool as fp
+    from fencepool.integrations.torch_memory_saver import install
+
+    class Hook:
+        def find_spec(self, name, path=None, target=None):
+            if name == "torch_memory_saver":
+                return importlib.machinery.PathFinder.find_spec(name, [{other!r}])
+
+    sys.meta_path.insert(0, Hook())
+    try:
+        install()
+    except fp.Error as error:
+        print("import hook" in str(error))
+    """
+    assert run_file(tmp_path, code) == ["True"]
 
 
 def test_a_starter_can_name_the_directory_itself(tmp_path, other):

@@ -116,7 +116,7 @@ class Ambient:
             if self._policy is None or self._device is None or not self.is_of_this_thread():
                 return
             pool = self._open_pool(*self._policy, self._device)
-            wanted = pool if pool.state == "active" else None
+            wanted = None if pool._core.status()["is_paused"] else pool
             if self._pool is not wanted:
                 self._leave()
                 if wanted is not None:

@@ -22,7 +22,8 @@ def install(*, children: bool = True) -> None:
             :func:`configure_subprocess` for those of a block only.
 
     Raises:
-        Error: another torch_memory_saver was imported before; nothing was changed.
+        Error: another torch_memory_saver was imported before, and nothing was changed; or an import hook
+            (``sys.meta_path``) gives another one.
     """
     known = sys.modules.get(NAME)
     if known is not None and not _is_ours(known):
@@ -31,10 +32,10 @@ def install(*, children: bool = True) -> None:
             f"torch_memory_saver was imported before, from {where}, and who did so keeps that; "
             "call install() before any such import"
         )
-    _children.put_first_on_path()
-    if children:
-        _children.put_first_in_environment()
-    importlib.import_module(NAME)
+    _children.keep(in_environment=children)
+    module = importlib.import_module(NAME)
+    if not _is_ours(module):
+        raise Error(f"torch_memory_saver still comes from {module.__file__}: an import hook finds that first")
 
 
 def _is_ours(module: object) -> bool:

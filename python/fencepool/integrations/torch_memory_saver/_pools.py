@@ -108,7 +108,7 @@ def backup_of(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor | None:
             break
     else:
         return None
-    if pool.state == "active":
+    if not pool._core.status()["is_paused"]:
         return None
     if pool.backup == "none":
         raise fp.Error(
