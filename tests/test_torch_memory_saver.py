@@ -337,6 +337,35 @@ def test_the_backup_of_a_paused_tensor_can_be_read(saver, machine, tag, zero_cop
     assert_same(tensor, before)
 
 
+def test_zero_copy_gives_the_backup_itself(saver, machine, tag):
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, _ = filled(machine)
+    saver.pause(tag)
+    views = [saver.get_cpu_backup(tensor, zero_copy=True) for _ in range(2)]
+    assert views[0].data_ptr() == views[1].data_ptr()
+    copies = [saver.get_cpu_backup(tensor) for _ in range(2)]
+    assert copies[0].data_ptr() != copies[1].data_ptr()
+    views[0].fill_(9)  # what is written to it is restored
+    saver.resume(tag)
+    assert bool((tensor == 9).all())
+
+
+def test_a_backup_in_pieces_is_copied_whatever_was_asked_for(saver, machine, tag, monkeypatch):
+    backup_of = fp.Pool.backup_of
+
+    def in_pieces(pool, tensor, *, copy=True):
+        if not copy:
+            raise ValueError("the backup is in 2 pieces")
+        return backup_of(pool, tensor, copy=copy)
+
+    monkeypatch.setattr(fp.Pool, "backup_of", in_pieces)
+    with saver.region(tag=tag, enable_cpu_backup=True):
+        tensor, before = filled(machine)
+    saver.pause(tag)
+    assert_same(saver.get_cpu_backup(tensor, zero_copy=True), before)
+    saver.resume(tag)
+
+
 def test_a_copy_of_a_backup_outlives_the_resume(saver, machine, tag):
     with saver.region(tag=tag, enable_cpu_backup=True):
         tensor, before = filled(machine)
@@ -485,19 +514,19 @@ def test_the_margin_stays_free(host, monkeypatch, tag):
         saver.memory_margin_bytes = 0
 
 
-def test_a_margin_set_first_holds_for_the_device_of_a_later_region(host, monkeypatch, tag):
-    monkeypatch.setenv("FENCEPOOL_DEVICE", "cpu")
+def test_a_margin_set_first_holds_for_the_device_of_a_later_region(monkeypatch, tag):
+    device = "cpu:3"  # no other test's regions were on it
+    monkeypatch.setenv("FENCEPOOL_DEVICE", device)
     saver = TorchMemorySaver()
-    saver.memory_margin_bytes = 0
-    assert fp.memory_margin("cpu") == 0
     saver.memory_margin_bytes = MIB
     try:
+        assert fp.memory_margin(device) == 0
         with saver.region(tag=tag):
             pass
-        assert fp.memory_margin("cpu") == MIB
+        assert fp.memory_margin(device) == MIB
     finally:
         saver.memory_margin_bytes = 0
-    assert fp.memory_margin("cpu") == 0
+    assert fp.memory_margin(device) == 0
 
 
 @pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])

@@ -108,6 +108,28 @@ assert is_all(weights, 42) and is_all(later, 3)
     run(device, code)
 
 
+def test_a_pause_that_fails_leaves_everything_pausable(device):
+    code = """
+weights = full(42)
+[pool] = transitions.select((), None)
+def refuse(pool):
+    raise ZeroDivisionError
+handle = pool.on_pause(refuse)
+try:
+    saver.pause()
+except ZeroDivisionError:
+    pass
+assert pool.state == "active"
+assert is_pooled(full(1)) and is_all(weights, 42)
+handle.remove()
+saver.pause()
+assert pool.state == "paused"
+saver.resume()
+assert is_all(weights, 42)
+"""
+    run(device, code)
+
+
 def test_disable_while_it_is_active_and_a_resume_inside(device):
     code = """
 weights = full(42)

@@ -51,6 +51,8 @@ class Cuda:
                 call()
 
     def set_device(self, device: int) -> None:
+        if device < 0:
+            raise ValueError(device)
         self.initialise()
         self.device = device
 
@@ -92,6 +94,15 @@ def test_choosing_a_device_first_never_goes_to_another(cuda):
     assert cuda.done == ["follow to 3"]
     torch.cuda.set_device(2)
     assert cuda.done == ["follow to 3", "follow to 2"]
+
+
+def test_a_device_that_cannot_be_chosen_changes_nothing(cuda):
+    install(cuda)
+    with pytest.raises(ValueError, match="-5"):
+        torch.cuda.set_device(-5)
+    assert cuda.done == []
+    cuda.initialise()
+    assert cuda.done == ["follow to 0"]
 
 
 def test_cuda_that_is_in_use_already_tells_at_once(cuda):

@@ -58,10 +58,9 @@ class Functions:
         True without a False before does nothing: there is no region's pool to allocate into.
         """
         if not value:
-            stack = contextlib.ExitStack()
-            if self.tms_get_interesting_region():
-                stack.enter_context(self._saver.disable(dispose_mem_pool_after_use=False))
-            self._turned.off.append(stack)
+            block = contextlib.ExitStack()
+            block.enter_context(self._saver.disable(dispose_mem_pool_after_use=False))
+            self._turned.off.append(block)
         elif self._turned.off:
             self._turned.off.pop().close()
 

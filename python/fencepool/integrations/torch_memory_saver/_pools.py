@@ -92,9 +92,8 @@ def start_from_environment() -> None:
         ambient.start(DEFAULT_TAG, _settings.has_backup_from_start())
 
 
-def give_backups_back(tags: list[str], resumed: fp.Resumed) -> None:
-    """Wait for the restore, then give the host memory of the tags' backups back."""
-    resumed.fence.synchronize()
+def give_backups_back(tags: list[str]) -> None:
+    """Wait for the restore, as trim() does, then give the host memory of the tags' backups back."""
     for pool in transitions.select((), None):
         if pool.tag in tags and pool.backup == "host":
             with contextlib.suppress(fp.PoolPausedError):  # paused again meanwhile: the backup is in use

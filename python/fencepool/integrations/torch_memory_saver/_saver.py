@@ -144,9 +144,9 @@ class TorchMemorySaver:
         tags = pools.tags(tag, "resume")
         if not tags:
             return
-        resumed = fp.resume(*tags)
+        fp.resume(*tags)
         if not self.retain_cpu_backup:
-            give_backups_back(tags, resumed)
+            give_backups_back(tags)
         ambient.settle()
 
     @property
