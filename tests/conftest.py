@@ -18,6 +18,8 @@ try:
 except ImportError:  # the tests of the sources and of the command line run without
     torch = None
 
+collect_ignore = ["engines"]  # real engines: run by their own target, in environments of their own
+
 _MARKERS = [
     "leaves: leaves recorded problems behind, which are part of what the test shows",
 ]

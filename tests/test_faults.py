@@ -15,7 +15,17 @@ import torch
 import fencepool as fp
 from fencepool import _core
 from support.contents import is_same, pattern
-from support.faults import OWN, SHARED, Held, Scenario, World, calls_of, sweep
+from support.faults import (
+    OWN,
+    SHARED,
+    Held,
+    Scenario,
+    World,
+    allocation_points_of,
+    allocations_of,
+    calls_of,
+    sweep,
+)
 from support.machine import Machine
 from support.policies import KEEPING, POLICIES
 from support.waiting import eventually
@@ -38,6 +48,10 @@ LEAST_POINTS = {
     "trim": (12, 27),
     "close": (12, 36),
 }
+
+
+# They change what is there and need no tables; a pool without backup has nothing to prepare.
+NO_ALLOCATIONS = {"prepare", "trim", "close", "free"}
 
 
 def states(world: World, *wanted: str) -> list[str]:
@@ -195,6 +209,28 @@ def test_a_failing_call_changes_nothing_and_loses_nothing(
     assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
     assert found.points >= LEAST_POINTS[scenario.name][policy.keeps_contents]
     assert found.raised > 0 or scenario.never_raises or found.points == 0
+
+
+@pytest.mark.leaves
+@pytest.mark.skipif(
+    not _core.HAS_ALLOCATION_FAULTS, reason="a sanitizer's build has the sanitizer's operator new"
+)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+@pytest.mark.parametrize("policy", [POLICIES[1], KEEPING[0]], ids=lambda policy: policy.name)
+def test_running_out_of_memory_for_tables_changes_nothing_and_loses_nothing(
+    scenario: Scenario, policy, host: Machine, record_property
+):
+    def make() -> World:
+        number = next(_numbers)
+        return World(host, policy, (f"first-{number}", f"second-{number}"))
+
+    found = sweep(make, scenario, lambda *args: list(allocation_points_of(allocations_of(*args))))
+    record_property("points", found.points)
+    print(
+        f"{scenario.name}, {policy.name}: {found.points} points, {found.raised} raised, {found.leaked} leaked"
+    )
+    assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
+    assert found.points > 0 or scenario.name in NO_ALLOCATIONS
 
 
 def test_the_sweep_covers_every_scenario_and_thousands_of_points():

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/allocation_faults.h"
+
 namespace py = pybind11;
 
 namespace fencepool::dlpack {
@@ -28,7 +30,10 @@ py::capsule capsule_of(std::shared_ptr<void> owner, void* address, std::int64_t 
   tensor.strides = nullptr;
   tensor.byte_offset = 0;
   lease->managed.manager = lease.get();
-  lease->managed.deleter = [](ManagedTensor* managed) { delete static_cast<Lease*>(managed->manager); };
+  lease->managed.deleter = [](ManagedTensor* managed) {
+    const allocation_faults::Inside inside;
+    delete static_cast<Lease*>(managed->manager);
+  };
   PyObject* capsule = PyCapsule_New(&lease->managed, "dltensor", [](PyObject* unused) {
     // A capsule that a tensor was made from has been renamed, and its tensor owns the lease.
     if (PyCapsule_IsValid(unused, "dltensor") == 0) return;

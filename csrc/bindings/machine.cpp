@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "base/allocation_faults.h"
 #include "base/host_memory.h"
 #include "base/process.h"
 #include "bindings/bindings.h"
@@ -130,6 +131,9 @@ void bind_machine(py::module_& module) {
             .faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
       },
       py::arg("provider"), py::arg("call"), py::arg("nth"), py::arg("lasting"), py::arg("code"));
+  module.attr("HAS_ALLOCATION_FAULTS") = allocation_faults::kIsThere;
+  module.def("arm_allocation_fault", &allocation_faults::arm, py::arg("nth"), py::arg("lasting"));
+  module.def("disarm_allocation_fault", &allocation_faults::disarm);
   module.def(
       "disarm_fault", [](const std::string& provider) { Driver::get(provider_of(provider)).faults.disarm(); },
       py::arg("provider"));

@@ -4,6 +4,8 @@
 #include <Python.h>
 #include <unistd.h>
 
+#include "base/allocation_faults.h"
+
 namespace fencepool {
 
 inline bool is_python_ending() {
@@ -31,6 +33,7 @@ class Unlocked {
 
  private:
   PyThreadState* state_;
+  allocation_faults::Inside inside_;
 };
 
 }  // namespace fencepool

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/allocation_faults.h"
 #include "base/error.h"
 #include "driver/faults.h"
 #include "driver/table.h"
@@ -36,6 +37,7 @@ class Driver {
   CUresult call(Arguments... arguments) noexcept {
     CUresult injected = CUDA_SUCCESS;
     if (faults.take(C, &injected)) return injected;
+    const allocation_faults::Exempt exempt;
     const auto entry = table_.*Entry<C>::kMember;
     return entry == nullptr ? CUDA_ERROR_NOT_SUPPORTED : entry(arguments...);
   }

@@ -36,7 +36,7 @@ void keep_margin(Device& device, std::size_t size) {
 
 }  // namespace
 
-Block::~Block() { pool_->give_back({segment_, offset_, size_}); }
+Block::~Block() { pool_->give_back(place_); }
 
 void Pool::require_allocatable(const Interrupt& interrupt) {
   // What is paused stays unusable until its resume has ended: no use in waiting for that here.
@@ -59,7 +59,7 @@ std::unique_ptr<Segment> Pool::make_segment(std::size_t size) {
 }
 
 // A place in a shared segment, a new one when none has a gap that is large enough.
-Pool::Place Pool::take_small(std::size_t size) {
+Place Pool::take_small(std::size_t size) {
   std::uint64_t untouchable = restoring_until_;
   if (untouchable > 0 && (restore_ == nullptr || restore_->is_done())) untouchable = restoring_until_ = 0;
   std::size_t shared_bytes = 0;
@@ -77,15 +77,14 @@ Pool::Place Pool::take_small(std::size_t size) {
   return {&inserted, offset, size};
 }
 
-std::vector<Pool::Place> Pool::take_places(const std::vector<std::size_t>& sizes, bool is_batch,
-                                           const Interrupt& interrupt) {
+Places Pool::take_places(const std::vector<std::size_t>& sizes, bool is_batch, const Interrupt& interrupt) {
   const Lock lock(mutex_);
   require_allocatable(interrupt);
   reap();
-  std::vector<Place> places;
-  places.reserve(sizes.size());
+  Places places(sizes.size());  // all of them before anything is taken
+  auto place = places.begin();
   if (!is_batch && sizes.front() < kOwnSegment) {
-    places.push_back(take_small(sizes.front()));
+    *place = take_small(sizes.front());
   } else {
     // New segments are shared with the pool at the end, by a merge, which cannot fail.
     std::map<CUdeviceptr, std::unique_ptr<Segment>> made;
@@ -95,14 +94,14 @@ std::vector<Pool::Place> Pool::take_places(const std::vector<std::size_t>& sizes
       while (last < sizes.size() && (last == first || bytes + sizes[last] <= kBatchSegment))
         bytes += sizes[last++];
       auto segment = make_segment(bytes);
-      for (; first < last; ++first)
-        places.push_back({segment.get(), take_room(*segment, sizes[first]), sizes[first]});
+      for (; first < last; ++first, ++place)
+        *place = {segment.get(), take_room(*segment, sizes[first]), sizes[first]};
       const CUdeviceptr address = segment->range.address();
       made.emplace(address, std::move(segment));
     }
     segments_.merge(made);
   }
-  for (const Place& place : places) ++place.segment->live_blocks;
+  for (const Place& taken : places) ++taken.segment->live_blocks;
   return places;
 }
 
@@ -119,7 +118,7 @@ std::vector<std::unique_ptr<Block>> Pool::make_blocks(const std::vector<std::siz
     padded.push_back(round_up(size, kAlignment));
     total += padded.back();
   }
-  std::vector<Place> places;
+  Places places;
   try {
     const Device::Scope scope(device_);
     try {
@@ -137,11 +136,13 @@ std::vector<std::unique_ptr<Block>> Pool::make_blocks(const std::vector<std::siz
   std::vector<std::unique_ptr<Block>> blocks;
   try {
     blocks.reserve(places.size());
-    for (const Place& place : places) {
-      blocks.push_back(std::make_unique<Block>(shared_from_this(), *place.segment, place.offset, place.size));
+    while (!places.empty()) {
+      auto block = std::make_unique<Block>(shared_from_this());
+      block->take(places);
+      blocks.push_back(std::move(block));
     }
   } catch (const std::exception&) {
-    for (std::size_t i = blocks.size(); i < places.size(); ++i) give_back(places[i]);
+    give_back(places);
     throw;
   }
   return blocks;

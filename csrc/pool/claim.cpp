@@ -27,11 +27,7 @@ Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing, const Interrup
 
 Pool::Claim::~Claim() {
   const Lock lock(pool_->mutex_);
-  try {
-    pool_->freed_.insert(pool_->freed_.end(), aside_.begin(), aside_.end());
-  } catch (const std::exception& error) {
-    problems::record({pool_->tag_, ": freed memory is leaked: ", error.what()});
-  }
+  pool_->freed_.splice(pool_->freed_.end(), aside_);
   pool_->state_ = state_;
   pool_->claimed_for_ = nullptr;
   pool_->claimant_ = {};
@@ -83,14 +79,13 @@ void Pool::Claim::set_freed_aside() {
   const Lock lock(pool_->mutex_);
   aside_.swap(pool_->freed_);
   for (; !pool_->freed_batches_.empty(); pool_->freed_batches_.pop_front()) {
-    const auto& places = pool_->freed_batches_.front().places;
-    aside_.insert(aside_.end(), places.begin(), places.end());
+    aside_.splice(aside_.end(), pool_->freed_batches_.front().places);
   }
 }
 
 void Pool::Claim::reap_aside() {
   const Lock lock(pool_->mutex_);
-  for (; !aside_.empty(); aside_.pop_back()) pool_->release(aside_.back());
+  pool_->release_all(aside_);
 }
 
 Stream& Pool::Claim::stream() const {

@@ -61,7 +61,7 @@ class Pool::Claim {
  private:
   std::shared_ptr<Pool> pool_;
   State state_ = State::kActive;
-  std::vector<Place> aside_;
+  Places aside_;
 };
 
 // Ends the copies on a claimed pool's stream, whatever they come to: nothing may be unmapped or given

@@ -13,11 +13,11 @@ constexpr std::size_t kBatches = 8;
 
 }  // namespace
 
-void Pool::give_back(const Place& place) noexcept {
+void Pool::give_back(Places& places) noexcept {
   if (process::is_forked_child()) return;
   try {
     const Lock lock(mutex_);
-    freed_.push_back(place);
+    freed_.splice(freed_.end(), places);
     if (claimed_for_ != nullptr) return;  // the claimant sees to it when it is done
     if (state_ == State::kPaused) {
       reap_idle();
@@ -29,9 +29,13 @@ void Pool::give_back(const Place& place) noexcept {
   }
 }
 
-void Pool::release(const Place& place) {
-  place.segment->extents.give_back(place.offset, place.size);  // may throw; nothing has changed then
-  if (--place.segment->live_blocks == 0) segments_.erase(place.segment->range.address());
+// Nothing on the device uses them any more. What is left in the list after an exception is still taken.
+void Pool::release_all(Places& places) {
+  for (; !places.empty(); places.pop_front()) {
+    const Place place = places.front();
+    place.segment->extents.give_back(place.offset, place.size);  // may throw; nothing has changed then
+    if (--place.segment->live_blocks == 0) segments_.erase(place.segment->range.address());
+  }
 }
 
 // Records the device's work so far behind the blocks freed since the last time. While a stream of
@@ -56,8 +60,7 @@ void Pool::reap() noexcept {
     for (bool is_ordered = false;; is_ordered = true) {
       // Context-wide events complete in the order they were recorded: the first says it for the rest.
       while (!freed_batches_.empty() && freed_batches_.front().after->is_done()) {
-        auto& places = freed_batches_.front().places;
-        for (; !places.empty(); places.pop_back()) release(places.back());
+        release_all(freed_batches_.front().places);
         freed_batches_.pop_front();
       }
       if (is_ordered) return;
@@ -71,11 +74,8 @@ void Pool::reap() noexcept {
 // Gives back everything freed: nothing on the device uses this pool.
 void Pool::reap_idle() noexcept {
   try {
-    for (; !freed_batches_.empty(); freed_batches_.pop_front()) {
-      auto& places = freed_batches_.front().places;
-      for (; !places.empty(); places.pop_back()) release(places.back());
-    }
-    for (; !freed_.empty(); freed_.pop_back()) release(freed_.back());
+    for (; !freed_batches_.empty(); freed_batches_.pop_front()) release_all(freed_batches_.front().places);
+    release_all(freed_);
   } catch (const std::exception& error) {
     problems::record({tag_, ": freed memory is kept for now: ", error.what()});
   }
@@ -86,7 +86,7 @@ void Pool::reap_idle() noexcept {
 bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
   const bool can_record = device_.driver().has<Call::cuCtxRecordEvent>();
   std::vector<std::shared_ptr<Event>> events;
-  std::vector<Place> unordered;  // this driver can only stop the device for them
+  Places unordered;  // this driver can only stop the device for them
   {
     const Lock lock(mutex_);
     if (freed_.empty() && freed_batches_.empty()) return false;
@@ -104,14 +104,19 @@ bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
     for (const auto& event : events) static_cast<void>(wait_for(*event, -1, interrupt));
   } catch (...) {
     const Lock lock(mutex_);
-    freed_.insert(freed_.end(), unordered.begin(), unordered.end());
+    freed_.splice(freed_.end(), unordered);
     throw;
   }
   const Lock lock(mutex_);
   if (claimed_for_ != nullptr && !is_claimant) {
-    freed_.insert(freed_.end(), unordered.begin(), unordered.end());
+    freed_.splice(freed_.end(), unordered);
   } else {
-    for (; !unordered.empty(); unordered.pop_back()) release(unordered.back());
+    try {
+      release_all(unordered);
+    } catch (...) {
+      freed_.splice(freed_.end(), unordered);
+      throw;
+    }
     reap();
   }
   return true;

@@ -46,11 +46,14 @@ void GivingAway::give_away_copied(const CopyOut& copy, const Interrupt& interrup
 // before the first is released, which cannot. A pool that was paused before gives up what it still
 // holds, except contents that are nowhere else.
 void GivingAway::give_away_without_backup() {
+  // Everything that needs memory for our own tables comes before the first release.
+  std::vector<std::pair<const Pool::Claim*, std::vector<Segment*>>> all;
+  for (const auto& claim : claims_) all.emplace_back(claim.get(), claim->segments());
   for (const bool is_releasing : {false, true}) {
-    for (const auto& claim : claims_) {
+    for (const auto& [claim, segments] : all) {
       const bool is_backed_up = claim->keeps_contents();
       if (is_backed_up && claim->state() == State::kActive) continue;  // given away already
-      for (Segment* segment : claim->segments()) {
+      for (Segment* segment : segments) {
         if (is_backed_up && segment->has_contents_kept && !segment->is_backed_up) {
           if (is_releasing) report_.unreleased_bytes += segment->range.size();
         } else if (is_releasing) {

@@ -103,30 +103,24 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   friend class Block;
 
-  // Where a block will lie. Until it is a Block, its bytes are taken and counted as live.
-  struct Place {
-    Segment* segment;
-    std::size_t offset;
-    std::size_t size;
-  };
   // Blocks freed before an event was recorded behind the device's work.
   struct FreedBatch {
     std::shared_ptr<Event> after;
-    std::vector<Place> places;
+    Places places;
   };
 
   void wait_until_unclaimed(const Interrupt& interrupt) REQUIRES(mutex_);
   void require_allocatable(const Interrupt& interrupt) REQUIRES(mutex_);
   std::unique_ptr<Segment> make_segment(std::size_t size) REQUIRES(mutex_);
   Place take_small(std::size_t size) REQUIRES(mutex_);
-  std::vector<Place> take_places(const std::vector<std::size_t>& sizes, bool is_batch,
-                                 const Interrupt& interrupt) EXCLUDES(mutex_);
+  Places take_places(const std::vector<std::size_t>& sizes, bool is_batch, const Interrupt& interrupt)
+      EXCLUDES(mutex_);
   std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                   const Interrupt& interrupt) EXCLUDES(mutex_);
 
   // freeing.cpp
-  void give_back(const Place& place) noexcept EXCLUDES(mutex_);
-  void release(const Place& place) REQUIRES(mutex_);
+  void give_back(Places& places) noexcept EXCLUDES(mutex_);
+  void release_all(Places& places) REQUIRES(mutex_);
   void order_freed(bool is_awaited) REQUIRES(mutex_);
   void reap() noexcept REQUIRES(mutex_);
   void reap_idle() noexcept REQUIRES(mutex_);
@@ -146,7 +140,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::thread::id claimant_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;
   std::map<CUdeviceptr, std::unique_ptr<Segment>> segments_ GUARDED_BY(mutex_);
-  std::vector<Place> freed_ GUARDED_BY(mutex_);              // not ordered behind the device's work yet
+  Places freed_ GUARDED_BY(mutex_);                          // not ordered behind the device's work yet
   std::deque<FreedBatch> freed_batches_ GUARDED_BY(mutex_);  // oldest first
   Phases last_pause_ GUARDED_BY(mutex_);
   Phases last_resume_ GUARDED_BY(mutex_);

@@ -20,6 +20,8 @@ PROVIDER = "host"
 ANY = "*"
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN: nobody has a special way to deal with it
 OUT_OF_MEMORY = 2
+# In place of a driver call: memory for our own tables, on the calling thread.
+ALLOCATION = "operator new"
 
 # Asked again and again until work has ended: how often is a matter of time, and the first few stand for all.
 POLLED = ("cuEventQuery",)
@@ -176,7 +178,7 @@ def calls_of(make: Callable[[], World], scenario: Scenario) -> dict[str, int]:
     return {name: min(count, MOST_POLLS) if name in POLLED else count for name, count in made.items()}
 
 
-def points_of(calls: dict[str, int]) -> Iterator[tuple[str, int, bool, int]]:
+def call_points_of(calls: dict[str, int]) -> Iterator[tuple[str, int, bool, int]]:
     """Every call and every k, failing once and from then on; and the whole driver from each call on."""
     for name, count in calls.items():
         codes = [UNKNOWN, OUT_OF_MEMORY] if name in ("cuMemCreate", "cuMemHostRegister") else [UNKNOWN]
@@ -188,19 +190,42 @@ def points_of(calls: dict[str, int]) -> Iterator[tuple[str, int, bool, int]]:
         yield ANY, nth, True, UNKNOWN
 
 
-def sweep(make: Callable[[], World], scenario: Scenario) -> Sweep:
+def allocations_of(make: Callable[[], World], scenario: Scenario) -> int:
+    """How many allocations of the core a clean run makes on the calling thread."""
+    world = make()
+    scenario.prepare(world)
+    _core.arm_allocation_fault(1 << 62, False)
+    scenario.act(world)
+    count = _core.disarm_allocation_fault()
+    wrong = scenario.wrong_after(world)
+    assert wrong == [], f"{scenario.name} goes wrong without a fault"
+    assert world.finish() == []
+    return count
+
+
+def allocation_points_of(count: int) -> Iterator[tuple[str, int, bool, int]]:
+    """Every allocation, failing once and from then on."""
+    for nth in range(1, count + 1):
+        for is_lasting in (False, True):
+            yield ALLOCATION, nth, is_lasting, 0
+
+
+def sweep(
+    make: Callable[[], World],
+    scenario: Scenario,
+    points_of: Callable[[Callable[[], World], Scenario], list[tuple[str, int, bool, int]]] | None = None,
+) -> Sweep:
     # Every point ends with a collection, which need not look at what other tests and PyTorch have left.
     gc.collect()
     gc.freeze()
     try:
-        return _sweep(make, scenario)
+        points = points_of(make, scenario) if points_of else list(call_points_of(calls_of(make, scenario)))
+        return _sweep(make, scenario, points)
     finally:
         gc.unfreeze()
 
 
-def _sweep(make: Callable[[], World], scenario: Scenario) -> Sweep:
-    calls = calls_of(make, scenario)
-    points = list(points_of(calls))
+def _sweep(make: Callable[[], World], scenario: Scenario, points: list[tuple[str, int, bool, int]]) -> Sweep:
     found = Sweep(points=len(points))
     for name, nth, is_lasting, code in points:
         how = "from then on" if is_lasting else "once"
@@ -236,21 +261,27 @@ def _one(
     world = make()
     scenario.prepare(world)
     before = world.snapshot()
-    error: fp.Error | None = None
-    _core.arm_fault(PROVIDER, name, nth, is_lasting, code)
+    error: fp.Error | MemoryError | None = None
+    if name == ALLOCATION:
+        _core.arm_allocation_fault(nth, is_lasting)
+    else:
+        _core.arm_fault(PROVIDER, name, nth, is_lasting, code)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # of memory that the driver refused to take back
             scenario.act(world)
-    except fp.Error as raised:
+    except (fp.Error, MemoryError) as raised:
         error = raised.with_traceback(None)
     finally:
+        _core.disarm_allocation_fault()
         injected = _core.injected_faults(PROVIDER)
         _core.disarm_fault(PROVIDER)
         _reset_thread(world.machine)
     wrong: list[str] = []
     problems = _core.problems()
     has_leaked = any(word in problem for problem in problems for word in ("leaked", "stays", "giving back"))
+    # The one who would record it has no memory to do so.
+    has_leaked = has_leaked or (name == ALLOCATION and is_lasting)
     found.leaked += has_leaked
     # A single failure never costs anything. Where the driver keeps failing an undo has failed too: that may
     # leak, but only when it is recorded, and never at the cost of contents.
@@ -258,7 +289,12 @@ def _one(
         wrong.append(f"one failure alone made something leak: {problems}")
     if error is not None:
         found.raised += 1
-        wrong += _wrong_after_failure(world, scenario, error, before, has_leaked, name)
+        # With no memory at all nothing can be undone, and nothing be said of it: a pool may be paused then,
+        # its contents safe, which finish() looks at.
+        if name == ALLOCATION and is_lasting:
+            wrong += world.wrong_contents()
+        else:
+            wrong += _wrong_after_failure(world, scenario, error, before, has_leaked, name)
     elif injected == 0 or not getattr(world.result, "notes", ()):
         wrong += scenario.wrong_after(world)
     if wrong:
@@ -272,7 +308,7 @@ def _one(
     try:
         wrong += world.finish()
     except fp.Error as error:
-        if name != ANY or not has_leaked:  # as in _retry()
+        if name not in (ANY, ALLOCATION) or not has_leaked:  # as in _retry()
             wrong.append(f"it cannot be brought back: {error!r}")
         world.held.clear()
     gc.collect()
