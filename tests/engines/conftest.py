@@ -14,8 +14,9 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FENCEPOOL_SGLANG_WAIT", "2")
 
-import engines
 import pytest
+
+import engines
 
 
 @pytest.fixture(scope="session")

@@ -40,12 +40,12 @@ def write_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def start(folder: Path, **arguments: Any) -> Any:
-    """An engine with the memory saver on."""
+def start(folder: Path, model: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """An engine with the memory saver on. ``model`` changes the model's configuration."""
     import sglang
 
     settings: dict[str, Any] = {
-        "model_path": str(write_model(folder)),
+        "model_path": str(write_model(folder, **(model or {}))),
         "device": "cpu",
         "load_format": "dummy",
         "skip_tokenizer_init": True,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-import engines
 import pytest
+
+import engines
 
 CYCLES = 3
 ORDERS = [
@@ -80,20 +81,15 @@ def test_without_a_backup_the_weights_are_gone(start):
 
 
 def test_the_processs_memory_falls_while_paused(start, look):
-    # No backup, and pools of tens of MiB, beside which allocators' own changes are small.
-    engine = start(enable_weights_cpu_backup=False, max_total_tokens=65536)
+    engine = start(enable_weights_cpu_backup=False, model={"vocab_size": 65536})
     engines.tokens(engine)
-    [awake] = look(engine)
-    held = sum(pool["mapped"] for pool in awake["pools"])
     for _ in range(CYCLES):
+        [awake] = look(engine)
+        weights = sum(pool["used"] for pool in awake["pools"] if pool["tag"] == "weights")
+        assert weights > 50 << 20  # beside which an allocator's own changes are small
         engine.release_memory_occupation()
         [asleep] = look(engine)
-        assert awake["resident"] - asleep["resident"] > 0.8 * touched(awake)
+        assert awake["resident"] - asleep["resident"] > 0.9 * weights
         engine.resume_memory_occupation()
-        [awake] = look(engine)
-        assert sum(pool["mapped"] for pool in awake["pools"]) == held
-
-
-def touched(report):
-    """Bytes of weights: all written. The cache's pages are there too, but a new cache's may be untouched."""
-    return sum(pool["used"] for pool in report["pools"] if pool["tag"] == "weights")
+        # A machine's memory comes with the first write to it, the emulated device's too.
+        engine.collective_rpc("probe_write")

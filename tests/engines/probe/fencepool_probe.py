@@ -8,6 +8,8 @@ import os
 import threading
 from pathlib import Path
 
+import torch
+
 import fencepool as fp
 
 
@@ -16,6 +18,7 @@ def register():
 
     Scheduler.probe_report = report
     Scheduler.probe_limit = limit
+    Scheduler.probe_write = write
 
 
 def report(self, folder):
@@ -47,3 +50,11 @@ def limit(self, size, lift_after=None, rank=None):
     fp.host_driver.configure(memory_limit=size)
     if lift_after is not None:
         threading.Timer(lift_after, lambda: fp.host_driver.configure(memory_limit=0)).start()
+
+
+def write(self):
+    """Write every parameter of the model."""
+    worker = getattr(self.tp_worker, "worker", self.tp_worker)
+    with torch.no_grad():
+        for parameter in worker.model_runner.model.parameters():
+            parameter.fill_(0.5)

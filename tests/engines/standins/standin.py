@@ -41,7 +41,9 @@ class StandIn(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         full = f"{self.__name__}.{name}"
-        made = _Named(name, (_Anything,), {"__module__": self.__name__}) if name[0].isupper() else StandIn(full)
+        made = (
+            _Named(name, (_Anything,), {"__module__": self.__name__}) if name[0].isupper() else StandIn(full)
+        )
         setattr(self, name, made)
         return made
 
