@@ -72,8 +72,10 @@ def tokens(engine: Any, prompt: list[int] = PROMPT, count: int = 8) -> list[int]
 
 
 def wake(engine: Any) -> None:
-    """Memory without limits, and every tag resumed."""
+    """Undo what the probe did, and resume every tag."""
     engine.collective_rpc("probe_limit", size=0)
+    engine.collective_rpc("probe_slow_restore", bandwidth=0, is_fenced=True)
+    engine.collective_rpc("probe_refuse_to_pause", rank=None)
     engine.resume_memory_occupation()
 
 

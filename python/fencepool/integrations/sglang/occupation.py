@@ -113,16 +113,14 @@ def wait_for_weights(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def wait_for_restore() -> None:
-    """Order this thread's current stream behind the latest restore; on a CPU the host is what waits."""
-    fence = _occupation.fence
-    if fence is None:
-        return
+    """Order this thread's current stream behind every restore; on a CPU the host is what waits."""
     device = _occupation.device()
-    if device == "cpu":
-        fence.synchronize()
-    else:
-        torch = importlib.import_module("torch")
-        fence.wait(torch.cuda.current_stream(device))
+    for fence in _occupation.fences.values():
+        if device == "cpu":
+            fence.synchronize()
+        else:
+            torch = importlib.import_module("torch")
+            fence.wait(torch.cuda.current_stream(device))
 
 
 def retry_releases(original: Callable[..., Any], scheduler: Any, requests: Any) -> Any:

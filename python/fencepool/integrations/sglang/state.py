@@ -27,8 +27,8 @@ class Occupation:
     """Tags that were released and not resumed since, those without pools included."""
     blocked: set[str] = field(default_factory=set)
     """Those of them without which no request may run. Asked on every turn of the scheduler's loop."""
-    fence: fp.Fence | None = None
-    """The end of the latest restore."""
+    fences: dict[str, fp.Fence] = field(default_factory=dict)
+    """The end of each tag's latest restore."""
     is_guarded: bool = False
     """While SGLang's own code releases or resumes: its calls of the adapter act on nothing then."""
     deferred: list[tuple[Any, float]] = field(default_factory=list)
@@ -83,9 +83,9 @@ def pause(tags: Iterable[str]) -> None:
 
 
 def resume(tags: Iterable[str], wait: float) -> None:
-    """Resume every pool of the tags, all or nothing, and keep the fence."""
+    """Resume every pool of the tags, all or nothing, and keep the fence for those that were paused."""
     chosen = with_pools(tags)
     if chosen:
         resumed = fp.resume(*chosen, wait=wait)
-        if any(pool.changed for pool in resumed.pools):
-            occupation.fence = resumed.fence
+        changed = {pool.tag for pool in resumed.pools if pool.changed}
+        occupation.fences.update(dict.fromkeys(changed, resumed.fence))
