@@ -15,13 +15,22 @@ from typing import Any
 _roots: set[str] = set()
 
 
+class _Name(str):
+    """An attribute of a class: the name of a kind or mode, or a method that is looked at."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"{self} is a stand-in: it cannot be run")
+
+
 class _Named(type):
-    """Classes whose attributes are strings, as for names of kinds and modes."""
+    """Classes whose every attribute exists."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
             raise AttributeError(name)
-        return f"{cls.__name__}.{name}"
+        return _Name(f"{cls.__name__}.{name}")
 
 
 class _Anything(metaclass=_Named):
@@ -79,7 +88,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def stand_in(module: str) -> Any:
     """A ``__getattr__`` for the package of that name; its submodules are stand-ins too."""
     if not _roots:
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.append(_Finder())  # after what is really there
     _roots.add(module)
     made = StandIn(module)
     return made.__getattr__
