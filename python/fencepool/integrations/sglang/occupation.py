@@ -148,13 +148,25 @@ def _tags(request: Any) -> tuple[list[str], str]:
 
 
 def _is_idle(owner: Any) -> bool:
-    check = getattr(owner, "is_fully_idle", None) or getattr(owner, "_is_no_request", None)
-    if check is None:  # 0.4.9 and 0.5.2 release at any time: a batch under way is one they would lose
-        return bool(owner.running_batch.is_empty() and not owner.waiting_queue and not owner.cur_batch)
+    check = getattr(owner, "is_fully_idle", None)
+    if check is None:
+        return _is_drained(owner)
     if "ignore_waiting" in inspect.signature(check).parameters:
         scheduler = getattr(owner, "scheduler", None)
         return bool(check(ignore_waiting=scheduler is not None and scheduler._engine_paused))
     return bool(check())
+
+
+def _is_drained(scheduler: Any) -> bool:
+    """For releases that release while the batch after a request's last token is still computed.
+
+    It was launched before that token was seen, and would compute on memory that is gone.
+    """
+    if scheduler.waiting_queue or getattr(scheduler, "result_queue", None):
+        return False
+    batches = (getattr(scheduler, name, None) for name in ("running_batch", "cur_batch", "last_batch"))
+    check = getattr(scheduler, "_is_no_request", None)
+    return all(batch is None or batch.is_empty() for batch in batches) and (check is None or bool(check()))
 
 
 def _forget(owner: Any, tags: Iterable[str]) -> None:
