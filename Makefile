@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+# The releases of SGLang whose engines are run on the CPU; the older ones are patched, not plugged into.
+SGLANG ?= 0.5.23 0.5.11 0.5.6 0.4.9
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
@@ -21,7 +23,7 @@ FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,12 +34,19 @@ demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU wher
 test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-check: soak ## The long checks that continuous integration runs: soak tests
+check: soak engines ## The long checks that continuous integration runs: soak tests, SGLang engines
 
 check-all: check sanitizers wheels ## Everything: also sanitizers, and wheels for every Python found
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+engines: engines-sglang engines-vllm ## Tests with real engines' own code, on the CPU
+
+engines-sglang: $(SGLANG:%=engine-sglang-%) ## Real SGLang engines on the CPU; SGLANG="0.5.23" for one release
+
+$(SGLANG:%=engine-sglang-%): engine-sglang-%: $(VENV)/.test $(VENV)/.built
+	scripts/engines.sh $(PY) $* $(PYTEST_ARGS)
 
 engines-vllm: $(VENV)/.test $(VENV)/.built ## Tests on the own code of real vLLM releases, which they fetch
 	FENCEPOOL_REQUIRE_ENGINES=1 $(PY) -m pytest tests/test_vllm_sources.py -m engine -n $(PYTEST_WORKERS) $(PYTEST_ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,22 @@ def weights(seed: int) -> list[tuple[str, Any]]:
     ]
 
 
+def settle(engine: Any) -> None:
+    """Wait until the scheduler has finished with the last request.
+
+    An update right after a request's last token can find it busy with the results, and SGLang before 0.5.23
+    then fails an assertion of its own.
+    """
+    for _ in range(1000):
+        if getattr(engine.flush_cache(), "success", True):
+            return
+        time.sleep(0.01)
+    raise TimeoutError("the scheduler is still busy")
+
+
 def update(engine: Any, named: list[tuple[str, Any]]) -> tuple[bool, str]:
     """Send weights as tensors; within a session, where the release wants one."""
+    settle(engine)
     has_session = hasattr(engine, "begin_weight_update")
     if has_session:
         is_open, message = engine.begin_weight_update()
@@ -134,3 +149,10 @@ def update(engine: Any, named: list[tuple[str, Any]]) -> tuple[bool, str]:
     if has_session:
         engine.end_weight_update()
     return tuple(result)
+
+
+def reload(engine: Any) -> tuple[bool, str]:
+    """Have the weights read from the engine's folder again."""
+    settle(engine)
+    is_done, message, *_ = engine.update_weights_from_disk(engine.server_args.model_path)
+    return is_done, message

@@ -40,7 +40,7 @@ def wake(engine, *tags):
     for tag in tags:
         _, message = engine.resume_memory_occupation([tag])
         if "resumed weights" in message:
-            is_done, why = engine.update_weights_from_disk(engine.server_args.model_path)[:2]
+            is_done, why = engines.reload(engine)
             assert is_done, why
 
 
@@ -60,7 +60,7 @@ def test_the_weights_are_gone_while_released(engine):
     engine.release_memory_occupation(["weights"])
     engine.resume_memory_occupation(["weights"])
     assert engines.tokens(engine) != expected
-    engine.update_weights_from_disk(engine.server_args.model_path)
+    engines.reload(engine)
     assert engines.tokens(engine) == expected
 
 
@@ -71,7 +71,7 @@ def test_misuse_ends_in_a_message_and_a_living_engine(engine):
     assert is_done
     assert "released already" in message
     engine.release_memory_occupation(["weights"])
-    is_done, message = engine.update_weights_from_disk(engine.server_args.model_path)[:2]
+    is_done, message = engines.reload(engine)
     assert not is_done
     assert "update_weights_from_disk refused: the weights are released" in message
     is_done, message = engine.update_weights_from_tensor(engines.weights(seed=7))[:2]
