@@ -1,4 +1,4 @@
-"""Releases of SGLang without plug-ins: ``patch()`` in front of a real engine, which starts its own processes."""
+"""Releases without plug-ins: ``patch()`` in front of a real engine, which starts its own processes."""
 
 from __future__ import annotations
 

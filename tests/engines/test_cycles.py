@@ -45,6 +45,19 @@ def test_a_partial_wake_leaves_the_rest_away(engine, look):
         engine.resume_memory_occupation([second])
 
 
+def test_a_flush_while_the_cache_is_away_waits_for_its_memory(engine, look):
+    """As at the end of an update: flushing writes to the memory of some kinds of cache."""
+    expected = engines.tokens(engine)
+    before = len(look(engine)[0]["cleared_while"])
+    engine.release_memory_occupation()
+    engine.resume_memory_occupation(["weights"])
+    engine.flush_cache()
+    engine.resume_memory_occupation(["kv_cache"])
+    cleared = look(engine)[0]["cleared_while"][before:]
+    assert cleared == ["active", "active"]  # by the release, and by the flush once the memory was there
+    assert engines.tokens(engine) == expected
+
+
 def test_every_byte_of_weights_and_cache_is_in_pools(engine, look):
     [report] = look(engine)
     used = {pool["tag"]: pool["used"] for pool in report["pools"]}

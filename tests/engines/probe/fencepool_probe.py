@@ -15,6 +15,7 @@ import fencepool as fp
 from fencepool.integrations.sglang import occupation, versions
 
 _imported = {}
+_cleared = []
 _refusals = []
 _wait_for_restore = occupation.wait_for_restore
 
@@ -27,11 +28,26 @@ def register():
         setattr(Scheduler, f"probe_{method.__name__}", method)
     place = versions.layout().static_state.replace(":", ".")
     HookRegistry.register(place, note_import, HookType.AFTER)
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler.process_input_requests", note_clears, HookType.BEFORE
+    )
 
 
 def note_import(result, model, static_params):
     """Right after ``_import_static_state``: what the model's memory holds now."""
     _imported["digest"] = digest(model)
+
+
+def note_clears(scheduler, requests):
+    """Count how often the cache's memory pool is cleared, by SGLang's own code inside flush_cache."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    if not hasattr(allocator, "probe_clear"):
+        allocator.probe_clear = allocator.clear
+        allocator.clear = lambda: (_cleared.append(_cache_state()), allocator.probe_clear())[1]
+
+
+def _cache_state():
+    return {status.state for status in fp.status() if status.tag == "kv_cache"}.pop()
 
 
 def report(self, folder):
@@ -53,6 +69,7 @@ def report(self, folder):
         "pools": pools,
         "resident": 1024 * int(resident.split("Rss:")[1].split()[0]),
         "digest": digest(_model(self)) if is_there else None,
+        "cleared_while": list(_cleared),
         "digest_after_import": _imported.get("digest"),
     }
     target = Path(folder, f"{torch.distributed.get_rank()}-{os.getpid()}.json")

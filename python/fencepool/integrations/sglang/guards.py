@@ -109,6 +109,18 @@ def hold_requests(original: Callable[..., Any], scheduler: Any, *args: Any, **kw
     return None if running is None or plan is None else plan(batch_to_run=None, running_batch=running)
 
 
+def defer_flush(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``flush_cache``: put off while the cache's memory is away, as after an update of the weights.
+
+    The release flushed the cache, and nothing has run since, so that it is empty; but flushing writes to the
+    memory of some kinds of cache.
+    """
+    if state.KV_CACHE not in _occupation.blocked or not is_ours(scheduler.memory_saver_adapter):
+        return original(scheduler, *args, **kwargs)
+    _occupation.is_flush_due = True
+    return True
+
+
 @functools.cache
 def _can_say_why() -> bool:
     """Whether a request can be ended with a message: not in 0.4.9, where it is held instead."""

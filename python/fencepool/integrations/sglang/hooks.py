@@ -35,6 +35,7 @@ def hooks() -> list[Hook]:
         Hook(f"{scheduler}.__init__", startup.note_arguments),
         Hook(f"{scheduler}.process_input_requests", occupation.retry_releases),
         Hook(f"{scheduler}.get_new_batch_prefill", guards.hold_requests),
+        Hook(f"{scheduler}.flush_cache", guards.defer_flush),
         Hook(f"{at.communicator}.__call__", answers.read_answers),
         Hook(f"{manager}.release_memory_occupation", answers.return_message),
         Hook(f"{manager}.resume_memory_occupation", answers.return_message),

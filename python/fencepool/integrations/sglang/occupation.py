@@ -103,6 +103,9 @@ def resume(original: Callable[..., Any], owner: Any, request: Any) -> Any:
     with _occupation.guarded():
         original(owner, _with_tags(request, wanted))
     _occupation.mark_resumed(wanted)
+    if state.KV_CACHE in wanted and _occupation.is_flush_due:
+        _occupation.is_flush_due = False
+        owner.flush_cache()
     return _done(answer, "resumed", wanted, rest, "not released")
 
 

@@ -29,6 +29,8 @@ class Occupation:
     """Those of them without which no request may run. Asked on every turn of the scheduler's loop."""
     fences: dict[str, fp.Fence] = field(default_factory=dict)
     """The end of each tag's latest restore."""
+    is_flush_due: bool = False
+    """Whether SGLang flushed its cache while the cache's memory was away."""
     is_guarded: bool = False
     """While SGLang's own code releases or resumes: its calls of the adapter act on nothing then."""
     deferred: list[tuple[Any, float]] = field(default_factory=list)
