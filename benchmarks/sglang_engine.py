@@ -334,14 +334,15 @@ def row_of(result: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def report(results: list[dict[str, Any]], cycles: int) -> str:
+def report(results: list[dict[str, Any]]) -> str:
     done = [result for result in results if "failure" not in result]
     lines = ["# A real SGLang engine: release and resume", ""]
     if done:
         versions = ", ".join(f"{name} {version}" for name, version in done[0]["versions"].items())
         lines += [f"- {datetime.now(timezone.utc):%Y-%m-%d}, {done[0]['gpu']}, {versions}"]
     lines += [
-        f"- {cycles} cycles, every other one resumed in stages; milliseconds, medians after the first cycle",
+        "- every other cycle is resumed in stages; milliseconds, medians after the first cycle",
+        "- fencepool answers a resume while its copies still run; later work on the device waits for them",
         "",
         "| scenario | first release | later releases | resume | empty release | same tokens | MiB released "
         "| growth, MiB |",
@@ -369,10 +370,14 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=300, help="seconds an engine may take")
     parser.add_argument("--output", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--render", nargs="+", default=[], help="print the tables of these JSON files again")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments.cycles)
+        return 0
+    if arguments.render:
+        print(report([result for name in arguments.render for result in json.loads(Path(name).read_text())]))
         return 0
     names = arguments.scenarios.split(",")
     unknown = [name for name in names if name not in SCENARIOS]
@@ -385,7 +390,7 @@ def main() -> int:
     for name in names:
         results.append(run_scenario(name, arguments))
         stem.with_suffix(".json").write_text(json.dumps(results, indent=1))
-        stem.with_suffix(".md").write_text(report(results, arguments.cycles))
+        stem.with_suffix(".md").write_text(report(results))
     print(stem.with_suffix(".md").read_text())
     return int(any("failure" in result for result in results))
 

@@ -287,6 +287,8 @@ def test_disable_outside_of_a_region_is_harmless(saver, machine):
 
 @pytest.mark.gpu
 def test_memory_of_a_disable_block_goes_back_to_the_device_at_its_end(saver, machine, tag):
+    if machine.is_host:
+        pytest.skip("PyTorch has no cache on the embedded driver")
     torch.cuda.empty_cache()
     free = machine.free()
     with saver.region(tag=tag), saver.disable():
