@@ -8,10 +8,12 @@ python=$1 release=$2
 shift 2
 
 case $release in
-  0.5.1[1-9] | 0.5.2?) lists=$release tests=(--ignore=test_before_plugins.py) ;;
-  *) lists=0.5.11 tests=(test_before_plugins.py) ;;
+  0.5.1[1-9]* | 0.5.2?*) tests=(--ignore=test_before_plugins.py) ;;
+  *) tests=(test_before_plugins.py) ;;
 esac
-requirements=tests/engines/requirements-$lists.txt
+# Releases without a list of their own run with the one of 0.5.11.
+requirements=tests/engines/requirements-$release.txt
+[[ -e $requirements ]] || requirements=tests/engines/requirements-0.5.11.txt
 folder=$(cd "$(dirname "$python")/.." && pwd)/sglang-$release
 stamp=$folder/.ready-$(cat tests/engines/requirements-common.txt "$requirements" | cksum | cut -d' ' -f1)
 

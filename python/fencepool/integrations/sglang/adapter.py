@@ -54,9 +54,13 @@ class PoolAdapter:
         stream: Any = None,
         capture_error_mode: str = "global",
         tag: str = state.CUDA_GRAPH,
-        enable_cpu_backup: bool = False,
+        enable_cpu_backup: bool = True,
     ) -> AbstractContextManager[Any]:
-        """``torch.cuda.graph`` whose memory is in the pool of that tag and policy."""
+        """``torch.cuda.graph`` whose memory is in the pool of that tag and policy.
+
+        Replays read what the capture left, so that there is a backup unless SGLang says otherwise. Releases
+        before 0.5.23 do not say.
+        """
         return fp.cuda_graph(
             cuda_graph,
             pool=pool,

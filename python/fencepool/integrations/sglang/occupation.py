@@ -133,10 +133,13 @@ def retry_releases(original: Callable[..., Any], scheduler: Any, requests: Any) 
     request's last token finds the scheduler busy with it. Every rank comes here on the same turn.
     """
     again, _occupation.deferred = _occupation.deferred, []
-    if again:
-        _occupation.retried = {id(request): deadline for request, deadline in again}
-        requests = [*(request for request, _ in again), *requests]
-    return original(scheduler, requests)
+    if not again:
+        return original(scheduler, requests)
+    _occupation.retried = {id(request): deadline for request, deadline in again}
+    try:
+        return original(scheduler, [*(request for request, _ in again), *requests])
+    finally:
+        _occupation.retried = {}  # identities mean something only while the requests live
 
 
 def _tags(request: Any) -> tuple[list[str], str]:
