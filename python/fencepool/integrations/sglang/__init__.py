@@ -10,5 +10,6 @@ Importing this package imports neither SGLang nor PyTorch.
 from fencepool.integrations.sglang.answers import MemoryOccupationError
 from fencepool.integrations.sglang.patching import patch
 from fencepool.integrations.sglang.plugin import register
+from fencepool.integrations.sglang.versions import UnsupportedSGLang
 
-__all__ = ["MemoryOccupationError", "patch", "register"]
+__all__ = ["MemoryOccupationError", "UnsupportedSGLang", "patch", "register"]
