@@ -207,7 +207,7 @@ def test_a_pause_that_fails_on_one_rank_in_the_second_step_is_undone_on_all(tmp_
 
 DEATHS = {
     "before a pause": ("pause", "die_before(fpd.transitions, '_prepare')"),
-    "between preparing and pausing": ("pause", "die_before(fpd.transitions.local, 'pause')"),
+    "between preparing and pausing": ("pause", "die_before(fpd.transitions.local, '_pause')"),
     "after pausing": ("pause", "die_before(fpd.agreement.Agreement, 'decide', 2)"),
     "before a resume": ("resume", "die_before(fpd.transitions.local, 'resume')"),
     "after resuming": ("resume", "die_before(fpd.agreement.Agreement, 'decide')"),
@@ -255,6 +255,175 @@ def test_a_rank_that_was_given_up_learns_it_and_does_not_go_on_alone(tmp_path):
     for answers in said.values():
         assert list(answers[0]["ranks"]) == ["1"]
         assert (answers[0]["weights"], answers[0]["cache"]) == ("active", "active")
+
+
+def test_what_an_earlier_process_group_left_in_its_store_does_not_count(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        from datetime import timedelta
+        store = dist.FileStore(os.environ["INIT"].removeprefix("file://") + "-kept", size)
+        for life in range(3):
+            dist.destroy_process_group()
+            dist.init_process_group("gloo", store=dist.PrefixStore(str(life), store), rank=rank, world_size=size)
+            dist.distributed_c10d._world.pg_map[dist.group.WORLD] = ("gloo", dist.PrefixStore("same", store))
+            say(**attempt(fpd.pause, "weights" if rank != 1 or life == 0 else "nothing"), **states())
+            fp.resume()
+            dist.barrier()
+        """,
+    )
+    for answers in said.values():
+        assert (answers[0]["error"], answers[0]["weights"]) == ("", "paused")
+        for answer in answers[1:]:
+            assert list(answer["ranks"]) == ["1"]
+            assert answer["weights"] == "active"
+
+
+def test_the_store_of_a_process_group_that_is_destroyed_is_let_go(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        import gc, weakref
+        fpd.pause()
+        store = weakref.ref(dist.distributed_c10d._get_default_store())
+        agreement = weakref.ref(fpd.agreement.agreement_of(None))
+        dist.barrier()
+        dist.destroy_process_group()
+        gc.collect()
+        say(store=store() is None, agreement=agreement() is None)
+        """,
+        ranks=2,
+    )
+    assert [answers[0] for answers in said.values()] == [
+        {"rank": rank, "store": True, "agreement": True} for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("call", ["pause", "resume"])
+def test_ctrl_c_while_a_rank_waits_for_the_others_counts_on_all_or_on_none(tmp_path, call):
+    said, _ = run(
+        tmp_path,
+        f"""
+        if {call == "resume"}:
+            fpd.pause()
+        if rank == 1:  # only says its own when the other has been interrupted
+            weights.on_{call}(lambda _: dist.distributed_c10d._get_default_store().wait(["interrupted"]))
+        else:
+            original = fpd.agreement.Agreement._hear
+            def interrupted(self, patience):
+                if self._round == {2 if call == "pause" else 3}:
+                    dist.distributed_c10d._get_default_store().set("interrupted", "")
+                    raise KeyboardInterrupt
+                return original(self, patience)
+            fpd.agreement.Agreement._hear = interrupted
+        try:
+            say(**attempt(fpd.{call}), **states())
+        except KeyboardInterrupt as error:
+            say(notes=error.__notes__, **states())
+        fpd.agreement.Agreement._hear = original if rank == 0 else fpd.agreement.Agreement._hear
+        say(**attempt(fpd.{call}), **states())
+        """,
+        ranks=2,
+    )
+    before, after = ("active", "paused") if call == "pause" else ("paused", "active")
+    assert list(said[1][0]["ranks"]) == ["0"]
+    assert "KeyboardInterrupt" in said[0][0]["notes"][0]
+    for answers in said.values():
+        assert answers[0]["weights"] == before
+        assert (answers[1]["error"], answers[1]["weights"]) == ("", after)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_ctrl_c_after_all_have_decided_to_go_on_leaves_the_ranks_together(tmp_path, step):
+    said, _ = run(
+        tmp_path,
+        f"""
+        original = fpd.agreement.Agreement._settle
+        def interrupted(self, failures):
+            decision = original(self, failures)
+            if rank == 0 and self._round == {step} and KeyboardInterrupt not in done:
+                done.append(KeyboardInterrupt)
+                raise KeyboardInterrupt
+            return decision
+        done = []
+        fpd.agreement.Agreement._settle = interrupted
+        try:
+            say(**attempt(fpd.pause), **states())
+        except KeyboardInterrupt as error:
+            say(notes=getattr(error, "__notes__", []), **states())
+        say(**attempt(fpd.resume), **states())
+        """,
+        ranks=2,
+    )
+    together = "active" if step == 1 else "paused"
+    for answers in said.values():
+        assert answers[0]["weights"] == together
+        assert (answers[1]["error"], answers[1]["weights"]) == ("", "active")
+    assert list(said[1][0]["ranks"]) == (["0"] if step == 1 else [])
+    assert ("all ranks have paused" in str(said[0][0]["notes"])) == (step == 2)
+
+
+def test_a_decision_stands_though_its_rank_cannot_tidy_up(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        def failing(self):
+            raise RuntimeError("the store has gone")
+        fpd.agreement.Agreement._forget_old = failing
+        say(**attempt(fpd.pause), **states())
+        """,
+        ranks=1,
+    )
+    assert (said[0][0]["error"], said[0][0]["weights"]) == ("", "paused")
+
+
+def test_a_forked_child_does_not_answer_for_its_parents_rank(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        child = os.fork()
+        if child == 0:
+            try:
+                fpd.pause()
+            except fp.ForkedError:
+                os._exit(3)
+            os._exit(4)
+        say(child=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), **attempt(fpd.pause), **states())
+        """,
+        ranks=1,
+    )
+    assert said[0][0]["child"] == 3
+    assert said[0][0]["error"] == ""
+
+
+def test_pools_made_between_the_two_steps_are_resumed_too_when_the_pause_fails(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        original = fpd.transitions._prepare
+        def prepare(*args):
+            original(*args)
+            fp.pool("late", "cpu")
+        fpd.transitions._prepare = prepare
+        if rank == 1:
+            weights.on_pause(lambda _: 1 / 0)
+        say(**attempt(fpd.pause), **states(), late=fp.pool("late", "cpu").state)
+        """,
+        ranks=2,
+    )
+    for answers in said.values():
+        assert list(answers[0]["ranks"]) == ["1"]
+        assert (answers[0]["weights"], answers[0]["late"]) == ("active", "active")
+
+
+def test_times_without_a_limit_are_refused():
+    import fencepool.distributed as fpd
+
+    for wrong in ({"timeout": None}, {"patience": float("inf")}):
+        with pytest.raises(ValueError, match="limit"):
+            fpd.pause(**wrong)
+    with pytest.raises(ValueError, match="limit"):
+        fpd.resume(wait=float("inf"))
 
 
 def test_groups_of_some_ranks_and_several_groups(tmp_path):

@@ -16,16 +16,18 @@ import hashlib
 import json
 import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from fencepool.errors import RankError
+from fencepool import _core
+from fencepool.errors import RankError, add_note
 
 _OK = ""
-# The longest single wait, so that Python's signals are looked at.
-_SLICE = timedelta(milliseconds=500)
+# The longest single wait, in seconds, so that Python's signals are looked at.
+_SLICE = 0.5
 
 
 class Agreement:
@@ -38,11 +40,18 @@ class Agreement:
             raise ValueError(f"rank {self.rank} is not in the group of ranks {self.ranks}")
         name = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:16]
         default = dist.distributed_c10d._get_default_store()
-        self._store: Any = dist.distributed_c10d.PrefixStore(f"fencepool/{name}", default)
+        lives = dist.distributed_c10d.PrefixStore(f"fencepool/{name}", default)
+        # A store may outlive its process groups, as a launcher's does: what it still holds of an earlier
+        # init_process_group() would answer for this one. So each has keys of its own. A rank counts for itself:
+        # where it counts too few it sees rounds that it was not part of, and none of those succeeded.
+        life = lives.add(f"life/{self.rank}", 1)
+        self._store: Any = dist.distributed_c10d.PrefixStore(str(life), lives)
         self._round = 0
         self._were_all_there = False  # in the round before
 
-    def decide(self, doing: str, failure: BaseException | None, patience: float) -> None:
+    def decide(
+        self, doing: str, failure: BaseException | None, patience: float
+    ) -> BaseException | None:
         """Post this rank's outcome, hear the others', and return when all succeeded.
 
         Args:
@@ -50,30 +59,48 @@ class Agreement:
             failure: why this rank cannot go on; None when it can.
             patience: seconds to wait for the others.
 
+        Returns:
+            None; or what interrupted this rank (Ctrl-C) when all had succeeded by then, so that it holds for
+            this rank too. An interruption that came before is told to the others and raised.
+
         Raises:
             RankError: the same on every rank: one or more failed, or did not answer in time.
         """
         self._round += 1
+        interruption: BaseException | None = None
         try:
-            self._store.set(f"{self._round}/{self.rank}", json.dumps(_said(failure)))
-            heard = self._hear(patience)
-            missing = f"has not answered within {patience:g} s; it has ended, or hangs"
-            failures = {
-                rank: heard.get(rank, missing) for rank in self.ranks if heard.get(rank, missing) != _OK
-            }
-            decision = self._settle(failures)
-            self._forget_old()
-            self._were_all_there = len(heard) == len(self.ranks)
+            try:
+                self._store.set(f"{self._round}/{self.rank}", json.dumps(_said(failure)))
+                heard = self._hear(patience)
+                decision = self._settle(self._failures(heard, patience))
+                is_complete = len(heard) == len(self.ranks)
+            except Exception:
+                raise
+            except BaseException as error:  # others may have counted on this rank: only the decision says
+                interruption = error
+                decision = self._settle({self.rank: _said(failure or error)})
+                is_complete = False
         except (RuntimeError, ValueError) as error:  # the store's errors; PyTorch has no one class for them
             raise RankError(
                 f"{doing}: the process group's store does not answer: {error}. The process that hosts it has "
                 "ended (rank 0, unless the launcher does)",
                 {},
             ) from failure
-        if decision:
-            causes = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(decision.items()))
-            message = f"{doing} failed on {len(decision)} of {len(self.ranks)} ranks. {causes}"
-            raise RankError(message, decision) from failure
+        with contextlib.suppress(RuntimeError, ValueError):  # the decision holds, whatever the store does now
+            self._forget_old()
+        self._were_all_there = is_complete
+        if not decision:
+            return interruption
+        causes = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(decision.items()))
+        message = f"{doing} failed on {len(decision)} of {len(self.ranks)} ranks. {causes}"
+        if interruption is not None:
+            add_note(interruption, message)
+            raise interruption
+        raise RankError(message, decision) from failure
+
+    def _failures(self, heard: dict[int, str], patience: float) -> dict[int, str]:
+        missing = f"has not answered within {patience:g} s; it has ended, or hangs"
+        return {rank: heard.get(rank, missing) for rank in self.ranks if heard.get(rank, missing) != _OK}
 
     def _hear(self, patience: float) -> dict[int, str]:
         """What each rank that answers in time says."""
@@ -89,9 +116,9 @@ class Agreement:
         return heard
 
     def _is_there(self, key: str, deadline: float) -> bool:
-        left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
+        left = timedelta(seconds=min(max(0.001, deadline - time.monotonic()), _SLICE))
         with contextlib.suppress(RuntimeError):  # the wait's time is over; check() says whether the store is
-            self._store.wait([key], min(left, _SLICE))
+            self._store.wait([key], left)
             return True
         return bool(self._store.check([key]))
 
@@ -113,7 +140,9 @@ def _said(failure: BaseException | None) -> str:
     return _OK if failure is None else f"{type(failure).__name__}: {failure}"
 
 
-_agreements: dict[tuple[int, ...], Agreement] = {}
+# By the default process group's store, and by ranks. Another init_process_group() brings another store. The old
+# one must not be kept alive from here: PyTorch would serve what it holds to whoever asks at its port again.
+_agreements: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Agreement]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -121,13 +150,16 @@ def agreement_of(group: Any) -> Agreement:
     """The one agreement of that group; None stands for all ranks.
 
     Raises:
+        ForkedError: in a forked child, which must not speak for its parent's rank.
         RuntimeError: torch.distributed is not initialised.
         ValueError: this rank is not in the group.
     """
+    _core.require_owner()
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised; call init_process_group() first")
+    ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     with _making:
-        made = Agreement(group)
-        # Another init_process_group() brings another store, whose rounds begin anew.
-        key = (id(dist.distributed_c10d._get_default_store()), *made.ranks)
-        return _agreements.setdefault(key, made)
+        made = _agreements.setdefault(dist.distributed_c10d._get_default_store(), {})
+        if ranks not in made:
+            made[ranks] = Agreement(group)
+        return made[ranks]

@@ -46,20 +46,26 @@ def pause(
         RuntimeError: torch.distributed is not initialised.
         ValueError: this rank is not in the group, or a bad time.
     """
-    seconds = parse_seconds("timeout", timeout)
+    seconds, patience = _limited("timeout", timeout), _limited("patience", patience)
     agreement = agreement_of(group)
     pools: list[Pool] = []
     report: PauseReport | None = None
-    with _Step(agreement, "preparing to pause", seconds + patience):
-        pools = [pool for pool in local.select(tags, device) if not local._is_paused(pool)]
-        _prepare(pools, seconds)
+    prepared = _Step(agreement, "preparing to pause", seconds + patience)
+    with prepared:
+        _prepare([pool for pool in local.select(tags, device) if not local._is_paused(pool)], seconds)
+    paused = _Step(agreement, "pausing", seconds + patience)
     try:
-        with _Step(agreement, "pausing", seconds + patience):
-            report = local.pause(*tags, device=device, timeout=timeout)
+        with paused:
+            prepared.raise_interruption()  # the others are in this step by now, and hear of it here
+            pools = local.select(tags, device)
+            report, changed = local._pause(pools, seconds)
+            pools = [pool for pool in pools if pool._core.id in changed]  # more, where some are new
+            local._warn_of_unreleased(report, stacklevel=3)
     except BaseException as error:
         if report is not None:
             _resume_again(pools, patience, error)
         raise
+    paused.raise_interruption("all ranks have paused, and this one too")
     return report
 
 
@@ -87,12 +93,13 @@ def resume(
             Every pool that was paused is paused again, contents in its backup; call again when all can.
         RuntimeError, ValueError: as for :func:`pause`.
     """
-    seconds = parse_seconds("wait", wait)
+    seconds, patience = _limited("wait", wait), _limited("patience", patience)
     agreement = agreement_of(group)
     pools: list[Pool] = []
     resumed: Resumed | None = None
+    step = _Step(agreement, "resuming", seconds + patience)
     try:
-        with _Step(agreement, "resuming", seconds + patience):
+        with step:
             pools = [pool for pool in local.select(tags, device) if local._is_paused(pool)]
             resumed = local.resume(*tags, device=device, wait=wait)
             resumed.fence.synchronize(timeout=patience)
@@ -100,7 +107,15 @@ def resume(
         if resumed is not None:
             _pause_again(pools, patience, error)
         raise
+    step.raise_interruption("all ranks have resumed, and this one too")
     return resumed
+
+
+def _limited(name: str, value: float) -> float:
+    seconds = parse_seconds(name, value)
+    if seconds < 0:
+        raise ValueError(f"{name} needs a limit: without one a rank that has ended would be waited for forever")
+    return seconds
 
 
 class _Step:
@@ -110,6 +125,15 @@ class _Step:
         self._agreement = agreement
         self._doing = doing
         self._patience = patience
+        self._interruption: BaseException | None = None
+
+    def raise_interruption(self, note: str = "") -> None:
+        """Raise what interrupted this rank while it waited for the others, who had all succeeded."""
+        if self._interruption is None:
+            return
+        if note:
+            add_note(self._interruption, note)
+        raise self._interruption
 
     def __enter__(self) -> None:
         return None
@@ -118,7 +142,8 @@ class _Step:
         is_stopping = error is not None and not isinstance(error, Exception)
         try:
             # When somebody wants this process to stop, the others are told and not waited for.
-            self._agreement.decide(self._doing, error, 0.0 if is_stopping else self._patience)
+            patience = 0.0 if is_stopping else self._patience
+            self._interruption = self._agreement.decide(self._doing, error, patience)
         except RankError as failure:
             if error is None or not is_stopping:
                 raise
