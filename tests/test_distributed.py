@@ -265,7 +265,8 @@ def test_what_an_earlier_process_group_left_in_its_store_does_not_count(tmp_path
         store = dist.FileStore(os.environ["INIT"].removeprefix("file://") + "-kept", size)
         for life in range(3):
             dist.destroy_process_group()
-            dist.init_process_group("gloo", store=dist.PrefixStore(str(life), store), rank=rank, world_size=size)
+            own = dist.PrefixStore(str(life), store)
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
             dist.distributed_c10d._world.pg_map[dist.group.WORLD] = ("gloo", dist.PrefixStore("same", store))
             say(**attempt(fpd.pause, "weights" if rank != 1 or life == 0 else "nothing"), **states())
             fp.resume()

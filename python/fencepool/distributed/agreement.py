@@ -42,16 +42,14 @@ class Agreement:
         default = dist.distributed_c10d._get_default_store()
         lives = dist.distributed_c10d.PrefixStore(f"fencepool/{name}", default)
         # A store may outlive its process groups, as a launcher's does: what it still holds of an earlier
-        # init_process_group() would answer for this one. So each has keys of its own. A rank counts for itself:
-        # where it counts too few it sees rounds that it was not part of, and none of those succeeded.
+        # init_process_group() would answer for this one. So each has keys of its own. A rank counts for
+        # itself: where it counts too few it sees rounds it was not part of, and none of those succeeded.
         life = lives.add(f"life/{self.rank}", 1)
         self._store: Any = dist.distributed_c10d.PrefixStore(str(life), lives)
         self._round = 0
         self._were_all_there = False  # in the round before
 
-    def decide(
-        self, doing: str, failure: BaseException | None, patience: float
-    ) -> BaseException | None:
+    def decide(self, doing: str, failure: BaseException | None, patience: float) -> BaseException | None:
         """Post this rank's outcome, hear the others', and return when all succeeded.
 
         Args:
@@ -140,8 +138,8 @@ def _said(failure: BaseException | None) -> str:
     return _OK if failure is None else f"{type(failure).__name__}: {failure}"
 
 
-# By the default process group's store, and by ranks. Another init_process_group() brings another store. The old
-# one must not be kept alive from here: PyTorch would serve what it holds to whoever asks at its port again.
+# By the default process group's store, and by ranks. Another init_process_group() brings another store.
+# The old one must not be kept alive from here: PyTorch would serve what it holds at its port again.
 _agreements: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Agreement]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 

@@ -114,7 +114,9 @@ def resume(
 def _limited(name: str, value: float) -> float:
     seconds = parse_seconds(name, value)
     if seconds < 0:
-        raise ValueError(f"{name} needs a limit: without one a rank that has ended would be waited for forever")
+        raise ValueError(
+            f"{name} needs a limit: without one a rank that has ended would be waited for forever"
+        )
     return seconds
 
 
