@@ -41,6 +41,21 @@ def test_shapes_strides_dtypes_and_views(kept):
         assert torch.equal(found, wanted)
 
 
+def test_an_empty_tensor_is_on_the_cpu_whatever_the_default_device(kept):
+    tensor, _ = filled(kept, 10)
+    fp.pause(kept.tag)
+    with torch.device("meta"):
+        assert kept.backup_of(tensor[:0]).device.type == "cpu"
+        assert kept.backup_of(tensor).device.type == "cpu"
+
+
+def test_a_tensor_without_one_storage_is_refused_and_is_in_no_pool(kept):
+    sparse = torch.eye(3).to_sparse()
+    assert not kept.contains(sparse)
+    with pytest.raises(ValueError, match="sparse"):
+        kept.backup_of(sparse)
+
+
 def test_a_backup_larger_than_a_chunk_is_one_view(kept):
     tensor = kept.empty((150 * MIB,), dtype=torch.uint8)
     tensor.zero_()

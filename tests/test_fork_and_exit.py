@@ -143,6 +143,34 @@ def test_a_fork_during_a_pause(device):
     )
 
 
+def test_a_fork_while_another_thread_has_a_pool_to_itself():
+    """Python's locks too are held for good in the child."""
+    children.run_silently(
+        """
+        import signal
+        pool = fp.pool("t", "cpu", backup="host")
+        inside, go_on = threading.Event(), threading.Event()
+        pool.on_pause(lambda _: (inside.set(), go_on.wait(60)))
+        pausing = threading.Thread(target=fp.pause, args=("t",))
+        pausing.start()
+        inside.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            for call in (lambda: pool.region().__enter__(), pool.close, fp.pause, fp.resume):
+                try:
+                    call()
+                except fp.ForkedError:
+                    continue
+                os._exit(3)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        go_on.set()
+        pausing.join()
+        """
+    )
+
+
 def test_a_fork_before_the_first_use_is_no_fork():
     children.run_silently(
         """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import os
 import threading
 
 import pytest
@@ -100,6 +103,80 @@ def test_an_exception_in_a_region_leaves_it(machine, pool):
     assert not pool.contains(ones(machine))
     with pool.region():
         assert pool.contains(ones(machine))
+
+
+def test_regions_left_in_another_order_than_they_were_entered(machine, new_tag):
+    first, second = (fp.pool(new_tag(), machine.device) for _ in range(2))
+
+    def suspended():
+        with first.region():
+            yield
+
+    generator = suspended()
+    next(generator)
+    with second.region():
+        assert next(generator, None) is None
+        tensor = ones(machine)
+        assert second.contains(tensor)
+        fp.pause(first.tag)
+        fp.resume(first.tag)
+    outside = ones(machine)
+    assert not first.contains(outside)
+    assert not second.contains(outside)
+    with first.region():
+        assert first.contains(ones(machine))
+    fp.pause(first.tag, second.tag)
+    fp.resume(first.tag, second.tag)
+
+
+def test_one_pool_entered_twice_and_left_in_another_order(machine, pool):
+    def suspended():
+        with pool.region():
+            yield
+
+    generators = [suspended() for _ in range(2)]
+    for generator in generators:
+        next(generator)
+    next(generators[0], None)
+    assert pool.contains(ones(machine))
+    with pytest.raises(fp.PoolBusyError):
+        fp.pause(pool.tag)
+    next(generators[1], None)
+    assert not pool.contains(ones(machine))
+    fp.pause(pool.tag)
+
+
+def test_a_region_that_another_thread_leaves(machine, pool):
+    def suspended():
+        with pool.region():
+            yield
+
+    generator = suspended()
+    next(generator)
+    thread = threading.Thread(target=generator.close)
+    thread.start()
+    thread.join()
+    assert not pool.contains(ones(machine))
+    with pool.region():
+        assert pool.contains(ones(machine))
+    assert not pool.contains(ones(machine))
+    fp.pause(pool.tag)
+
+
+def test_tasks_that_share_a_thread_leave_no_region_behind(machine, new_tag):
+    pools = [fp.pool(new_tag(), machine.device) for _ in range(3)]
+
+    async def task(pool, turns):
+        with pool.region():
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def all_tasks():
+        await asyncio.gather(*(task(pool, turns) for pool, turns in zip(pools, (1, 3, 2), strict=True)))
+
+    asyncio.run(all_tasks())
+    assert not any(pool.contains(ones(machine)) for pool in pools)
+    fp.pause(*(pool.tag for pool in pools))
 
 
 def test_other_threads_stay_outside_and_have_regions_of_their_own(machine, new_tag):
@@ -240,6 +317,90 @@ def test_repacking_in_a_region_leaves_no_dead_segments(machine, pool):
     report = fp.pause(pool.tag)
     if pool.backup == "host":
         assert report.pools[0].bytes_copied <= live + 6 * MIB
+
+
+def test_a_callback_that_leaves_a_region_open_stops_the_pause(machine, pool):
+    with contextlib.ExitStack() as stack:
+        handle = pool.on_pause(lambda paused: stack.enter_context(paused.region()))
+        with pytest.raises(fp.PoolBusyError, match="region"):
+            fp.pause(pool.tag)
+        assert pool.state == "active"
+        assert pool.contains(ones(machine))
+    handle.remove()
+    fp.pause(pool.tag)
+
+
+def test_a_callback_may_allocate_in_a_region_of_its_own_pool(machine, keeping, tag):
+    pool = fp.pool(tag, machine.device, **keeping.options)
+    made = []
+
+    def allocate(own):
+        with own.region():
+            made.append(ones(machine))
+
+    pool.on_pause(allocate)
+    pool.on_resume(allocate)
+    fp.pause(tag)
+    fp.resume(tag)
+    assert all(pool.contains(tensor) and bool(tensor.all()) for tensor in made)
+    assert len(made) == 2
+    made.clear()  # the pool's callbacks keep it
+
+
+@pytest.mark.parametrize("enter", [True, False])
+def test_a_callback_that_needs_another_pool_never_waits_in_a_circle(machine, new_tag, enter):
+    first, second = (fp.pool(new_tag(), machine.device) for _ in range(2))
+    inside, go_on = threading.Event(), threading.Event()
+    caught = []
+
+    def hold(_):
+        inside.set()
+        go_on.wait(60)
+
+    def need(_):
+        inside.wait(60)
+        try:
+            if enter:
+                with first.region():
+                    caught.append(None)
+            else:
+                fp.pause(first.tag)
+        except fp.PoolBusyError as error:
+            caught.append(error)
+        go_on.set()
+
+    first.on_pause(hold)
+    second.on_pause(need)
+    thread = threading.Thread(target=fp.pause, args=(first.tag,))
+    thread.start()
+    fp.pause(second.tag)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert first.state == second.state == "paused"
+    assert "callback" in str(caught[0])
+
+
+def test_no_region_is_entered_while_its_pool_closes(machine, pool, monkeypatch):
+    results = []
+
+    def enter():
+        with pool.region():
+            results.append(pool.state)
+
+    thread = threading.Thread(target=enter)
+    original = fp.Pool._trim_torch
+
+    def trim(self, **options):
+        thread.start()
+        thread.join(0.2)  # it has to wait: nothing comes of waiting longer
+        assert results == []
+        original(self, **options)
+
+    monkeypatch.setattr(fp.Pool, "_trim_torch", trim)
+    pool.close()
+    monkeypatch.undo()
+    thread.join()
+    assert fp.pool(pool.tag, machine.device) is not pool
 
 
 def test_autograd_frees_and_allocates_around_a_region(machine, keeping, tag):
@@ -395,3 +556,58 @@ def test_a_stream_that_still_uses_a_freed_tensor_is_waited_for(machine_on_gpu, t
 @pytest.fixture
 def machine_on_gpu():
     return torch.cuda.current_device()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own, when it is loaded
+def test_forward_mode_differentiation_in_a_region(machine, tag):
+    pool = fp.pool(tag, machine.device)
+    with pool.region():
+        values = torch.ones(3, device=machine.torch_device)
+        hessian = torch.func.hessian(lambda x: (x**3).sum())(values)
+        _, tangent = torch.func.jvp(lambda x: torch.real(x * 2) + x.sin(), (values,), (values,))
+        assert torch._efficientzerotensor(3, device=machine.torch_device)._is_zerotensor()
+    assert torch.equal(hessian.cpu(), 6 * torch.eye(3))
+    assert torch.allclose(tangent.cpu(), 2 + torch.cos(torch.ones(3)))
+
+
+# What the embedded driver's regions do not move, they leave alone.
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype", "ignore:.*quantize_per_tensor")
+def test_tensors_without_one_dense_storage_in_a_region(host, tag):
+    pool = fp.pool(tag, "cpu")
+    with pool.region():
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+        assert (nested + 1).is_nested
+        assert torch.empty(3, 4, layout=torch._mkldnn).layout is torch._mkldnn
+        quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)
+        assert torch.empty_like(quantized).is_quantized
+        assert torch.eye(3).to_sparse().layout is torch.sparse_coo
+        assert pool.contains(quantized.dequantize())
+
+
+def test_tracing_in_a_region_sees_the_program_alone(host, tag):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    pool = fp.pool(tag, "cpu")
+    with pool.region():
+        traced = make_fx(lambda x: x.sin() + torch.empty(3).fill_(1))(torch.ones(3))
+        result = traced(torch.ones(3))
+    assert torch.equal(result, torch.ones(3).sin() + 1)
+    assert pool.contains(result)
+    called = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert any("empty" in name for name in called)
+    assert not any("set_" in name for name in called)
+
+
+def test_a_child_that_is_forked_inside_a_region_allocates_as_ever(host, tag):
+    pool = fp.pool(tag, "cpu")
+    with pool.region():
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(Exception):
+                status = 0 if float((torch.ones(3) + torch.empty(3).fill_(1)).sum()) == 6 else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert pool.contains(ones(host))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -13,7 +14,7 @@ from fencepool.errors import PoolBusyError
 from fencepool.reports import PoolStatus, timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     import torch
@@ -45,8 +46,9 @@ class Pool:
         self._after_resume: dict[CallbackHandle, Callable[[Pool], None]] = {}
         # Held through a transition, so that callbacks run once for it; taken in the order of ids.
         self._transition = threading.RLock()
-        self._regions_lock = threading.Lock()
-        self._regions = 0  # entered now, by all threads
+        self._changing = 0  # the thread that holds it and relies on no region being entered
+        # The thread of each region that is entered. Without a lock: a fork or a signal may come in between.
+        self._entered: dict[object, int] = {}
 
     @property
     def tag(self) -> str:
@@ -176,15 +178,15 @@ class Pool:
 
         Raises:
             TypeError: it is no tensor.
-            ValueError: it does not lie in this pool, the pool is active or keeps no backup, or, with
-                ``copy=False``, its backup is in several pieces.
+            ValueError: it does not lie in this pool, has not one dense storage, the pool is active or keeps
+                no backup, or, with ``copy=False``, its backup is in several pieces.
         """
         from fencepool.pytorch import backups
 
         return backups.backup_of(self, tensor, is_copied=copy)
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory lies in this pool. False for one without elements.
+        """Whether a tensor's memory lies in this pool. False for one without elements or without one storage.
 
         Raises:
             TypeError: it is no tensor.
@@ -193,7 +195,9 @@ class Pool:
 
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"contains() takes a torch.Tensor, not {type(tensor).__name__}")
-        if tensor.is_meta or tensor.numel() == 0 or str(tensor.device) != self.torch_device:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+            return False
+        if tensor.numel() == 0 or str(tensor.device) != self.torch_device:
             return False
         return self._core.contains(tensor.data_ptr())
 
@@ -262,18 +266,32 @@ class Pool:
         Raises:
             PoolBusyError: it still has live tensors, or a region of it is entered; nothing was changed.
         """
-        self._refuse_inside_region("closed")
-        self._trim_torch(is_waiting=True)
-        _core.close_pool(self._core)
-        if "fencepool.pytorch.cuda_regions" in sys.modules:
-            sys.modules["fencepool.pytorch.cuda_regions"].forget(self)
+        with exclusive(self), self._without_regions("closed"):
+            self._trim_torch(is_waiting=True)
+            _core.close_pool(self._core)
+            if "fencepool.pytorch.cuda_regions" in sys.modules:
+                sys.modules["fencepool.pytorch.cuda_regions"].forget(self)
         with _known_lock:
             _known.pop(self._core.id, None)
 
+    @contextlib.contextmanager
+    def _without_regions(self, doing: str) -> Iterator[None]:
+        """Meanwhile no other thread enters a region. The caller has the pool to itself."""
+        before = self._changing
+        self._changing = threading.get_ident()
+        try:
+            self._refuse_inside_region(doing)
+            yield
+        finally:
+            self._changing = before
+
+    def _is_changed_elsewhere(self) -> bool:
+        return self._changing not in (0, threading.get_ident())
+
     def _refuse_inside_region(self, doing: str) -> None:
-        if self._regions:
+        if self._entered:
             raise PoolBusyError(
-                f"{self!r} cannot be {doing}: {self._regions} of its regions or captures are entered; "
+                f"{self!r} cannot be {doing}: {len(self._entered)} of its regions or captures are entered; "
                 "leave them first. Nothing was changed"
             )
 
@@ -290,6 +308,40 @@ class Pool:
 
             torch.cuda.init()  # type: ignore[no-untyped-call]
             capture_candidates([DeviceName("cuda", self._core.ordinal)])
+
+
+class _Held(threading.local):
+    """Ids of the pools that this thread has to itself."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+
+_held = _Held()
+
+
+@contextlib.contextmanager
+def exclusive(*pools: Pool) -> Iterator[None]:
+    """Keep other threads from changing these pools, which are in the order of their ids.
+
+    Raises:
+        PoolBusyError: a callback of one pool asks for another that another thread has, and waiting could be
+            for ever, since that one may wait for this.
+    """
+    _core.require_owner()  # a forked child may have a lock that nobody will let go of
+    with contextlib.ExitStack() as stack:
+        for pool in pools:
+            number = pool._core.id
+            may_wait = all(number >= held for held in _held.ids)
+            if not pool._transition.acquire(blocking=may_wait):
+                raise PoolBusyError(
+                    f"{pool!r} is being changed by another thread, which may wait for this one to leave a "
+                    "callback; nothing was changed"
+                )
+            stack.callback(pool._transition.release)
+            _held.ids.append(number)
+            stack.callback(_held.ids.remove, number)
+        yield
 
 
 def _retry_without_cache(allocate: Callable[[], _Made]) -> _Made:
@@ -317,7 +369,7 @@ def _register(
 
 
 _known: dict[int, Pool] = {}
-_known_lock = threading.Lock()
+_known_lock = threading.RLock()  # a destructor or a signal handler may come in between and ask for pools
 
 
 def known(core: _core.Pool) -> Pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
 from fencepool.errors import CallbackError, UnknownTagError, add_note
 from fencepool.fences import Fence, parse_seconds
-from fencepool.pools import known
+from fencepool.pools import exclusive, known
 from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
 
 if TYPE_CHECKING:
@@ -162,15 +163,18 @@ def _pause(
     pools: list[Pool], seconds: float, discarded: Set[int] = frozenset()
 ) -> tuple[PauseReport, set[int]]:
     """The report, and the ids of the pools that were active before."""
-    with _transition(pools):
+    with exclusive(*pools), contextlib.ExitStack() as stack:
         unpaused = [pool for pool in pools if not _is_paused(pool)]
         for pool in unpaused:
-            pool._refuse_inside_region("paused")
+            stack.enter_context(pool._without_regions("paused"))
         for pool in unpaused:
             pool._trim_torch(is_waiting=False)
         active = {pool._core.id for pool in unpaused}
         called = _call_before_pause(unpaused)
         try:
+            for pool in unpaused:  # a callback may have entered one and left it open
+                if threading.get_ident() in pool._entered.values():
+                    pool._refuse_inside_region("paused")
             report = _core.pause([pool._core for pool in pools], seconds, _captures(pools), discarded)
         except BaseException as error:
             _undo_before_pause(called, error)
@@ -196,7 +200,7 @@ def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
 
 
 def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
-    with _transition(pools):
+    with exclusive(*pools):
         report = _resume_core(pools, seconds, order)
         fence = Fence(report["fence"])
         changed = {one["id"] for one in report["pools"] if one["is_changed"]}
@@ -232,14 +236,6 @@ def _is_paused(pool: Pool) -> bool:
 
 def _captures(pools: list[Pool]) -> dict[int, list[int]]:
     return capture_candidates([DeviceName(pool._core.provider, pool._core.ordinal) for pool in pools])
-
-
-@contextlib.contextmanager
-def _transition(pools: list[Pool]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for pool in pools:
-            stack.enter_context(pool._transition)
-        yield
 
 
 def _call_before_pause(pools: list[Pool]) -> list[Pool]:

@@ -17,8 +17,12 @@ def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Ten
     """See :meth:`Pool.backup_of`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"backup_of() takes a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise ValueError(
+            f"a {tensor.layout} tensor has not one storage to read; read the tensors it is made of"
+        )
     if tensor.numel() == 0:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     if str(tensor.device) != pool.torch_device:
         raise ValueError(f"{pool!r} holds no tensors of {tensor.device}")
     size = _spanned(tensor) * tensor.element_size()

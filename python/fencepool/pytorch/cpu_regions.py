@@ -11,9 +11,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from fencepool import _core
 from fencepool._tensors import storage_over, tensor_over
 from fencepool.pytorch import regions
 
@@ -29,17 +30,6 @@ _EMPTY = {_aten.empty, _aten.empty_strided, _aten.empty_like, _aten.new_empty, _
 _LIFT = {_aten.lift, _aten.lift_fresh}
 
 
-class _Current(threading.local):
-    """What holds for this thread."""
-
-    def __init__(self) -> None:
-        self.pool: Pool | None = None
-        self.has_mode = False
-
-
-_current = _Current()
-
-
 class _MovesResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operators return into the thread's current pool, when its storage is new."""
 
@@ -47,27 +37,32 @@ class _MovesResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        pool = _current.pool
-        if pool is None:
+        route = regions.innermost("cpu")
+        pool = route.pool if isinstance(route, PoolRoute) else _beneath.pool
+        if pool is None or _core.is_forked_child():
             return func(*args, **kwargs)
         packet = getattr(func, "overloadpacket", None)
-        if packet in _EMPTY:
+        # A mode below, a tracer's, has to see every call.
+        if packet in _EMPTY and _get_current_dispatch_mode() is None:
             return _empty(pool, func, args, kwargs)
         result = func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(result) if _is_plain(leaf)]
         if made:
             given = tree_leaves((args, kwargs)) if packet not in _LIFT else []
-            _move(pool, made, {leaf.untyped_storage()._cdata for leaf in given if _is_plain(leaf)})
+            with torch._C._DisableTorchDispatch():  # nor may a tracer below record what is done here
+                _move(pool, made, {leaf.untyped_storage()._cdata for leaf in given if _is_plain(leaf)})
         return result
 
 
 def _empty(pool: Pool, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    like = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.device("cpu")
-    if torch.device(kwargs.get("device") or like).type != "cpu":
+    like = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    where = torch.device(kwargs.get("device") or (like.device if like is not None else "cpu"))
+    is_dense = kwargs.get("layout") in (None, torch.strided) and (like is None or _is_plain(like))
+    if where.type != "cpu" or not is_dense:
         return func(*args, **kwargs)
     shaped = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
     size = shaped.untyped_storage().nbytes() if shaped.layout is torch.strided else 0
-    if size == 0 or not _is_plain_type(shaped):
+    if size == 0 or shaped.is_quantized or not _is_plain_type(shaped):
         return func(*args, **kwargs)
     storage = storage_over(pool._core.allocate(size), size)
     return tensor_over(storage, shaped.dtype, shaped.shape, shaped.stride(), int(shaped.storage_offset()))
@@ -94,6 +89,8 @@ def _is_plain(leaf: Any) -> bool:
         and leaf.device.type == "cpu"
         and leaf.layout is torch.strided
         and not leaf.is_quantized
+        and not leaf.is_nested
+        and not leaf._is_zerotensor()  # zeros that have no memory, of forward-mode differentiation
     )
 
 
@@ -102,32 +99,71 @@ def _is_plain_type(tensor: torch.Tensor) -> bool:
 
 
 class PoolRoute:
-    """A thread's CPU allocations into one pool."""
+    """A thread's CPU allocations into one pool. The mode asks for the innermost."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
 
     def begin(self) -> None:
-        """From here on."""
-        _current.pool = self.pool
+        """See :class:`regions.Route`."""
 
     def end(self) -> None:
-        """No longer."""
-        _current.pool = None
+        """See :class:`regions.Route`."""
+
+
+class _Beneath(threading.local):
+    """Where a thread's allocations go outside of regions."""
+
+    def __init__(self) -> None:
+        self.pool: Pool | None = None
+
+
+_beneath = _Beneath()
+
+
+class BeneathRoute(PoolRoute):
+    """A thread's CPU allocations outside of regions into one pool; see :func:`regions.lie_beneath`."""
+
+    def begin(self) -> None:
+        """See :class:`regions.Route`."""
+        _beneath.pool = self.pool
+
+    def end(self) -> None:
+        """See :class:`regions.Route`."""
+        _beneath.pool = None
+
+
+class _ThreadMode(threading.local):
+    """The one mode of a thread, from its first region to its last: modes of others may lie in between."""
+
+    def __init__(self) -> None:
+        self.mode: _MovesResults | None = None
+        self.users: set[object] = set()
+
+    def settle(self) -> None:
+        if self.users and self.mode is None:
+            self.mode = _MovesResults()  # type: ignore[no-untyped-call]
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
+        elif not self.users and self.mode is not None and _get_current_dispatch_mode() is self.mode:
+            # Under a mode that was entered later it stays, and does nothing outside of regions.
+            mode, self.mode = self.mode, None
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+_thread_mode = _ThreadMode()
 
 
 @contextlib.contextmanager
 def mode() -> Iterator[None]:
-    """One mode a thread, by its outermost region: modes of others may lie between regions."""
-    if _current.has_mode:
-        yield
-        return
-    _current.has_mode = True
+    """The thread's mode is there, by the first that asks until the last has left."""
+    user, users = object(), _thread_mode.users
     try:
-        with _MovesResults():  # type: ignore[no-untyped-call]
-            yield
+        users.add(user)
+        _thread_mode.settle()
+        yield
     finally:
-        _current.has_mode = False
+        users.discard(user)
+        _thread_mode.settle()  # of the thread that leaves, which may be another one
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ class MemPools:
         slot = _core.torch_slot(pool._core)
         self._allocator = _allocator_of(slot)
         self._ordinal = pool._core.ordinal
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a destructor may come in between
         self._idle: list[torch.cuda.MemPool] = []
         # Given up: what dies in them stays with PyTorch until its cache is emptied.
         self._given_up: set[MemPoolId] = set()
@@ -98,6 +98,8 @@ class MemPoolRoute:
     def __init__(self, pool: Pool, mem_pool: torch.cuda.MemPool) -> None:
         self.pool = pool
         self._ordinal = pool._core.ordinal
+        self.mem_pool = mem_pool
+        self.users: set[object] = set()
         self._id: MemPoolId = mem_pool.id
 
     def begin(self) -> None:
@@ -113,19 +115,21 @@ class MemPoolRoute:
 @contextlib.contextmanager
 def inside(pool: Pool) -> Iterator[None]:
     """Lead this thread's allocations on the pool's device into the pool."""
-    known = regions.entered_route(pool.device, MemPoolRoute, pool)
-    if known is not None:  # entered again, further in: the same MemPool, so that its gaps are used
-        with regions.entered(pool.device, known):
-            yield
-        return
+    # Entered again, further in: the same MemPool, so that its gaps are used.
+    route = regions.entered_route(pool.device, MemPoolRoute, pool)
     mem_pools = mem_pools_of(pool)
-    _make_room(pool._core.ordinal)
-    mem_pool = mem_pools.take()
+    if not isinstance(route, MemPoolRoute):
+        _make_room(pool._core.ordinal)
+        route = MemPoolRoute(pool, mem_pools.take())
+    user = object()
     try:
-        with regions.entered(pool.device, MemPoolRoute(pool, mem_pool)):
+        route.users.add(user)
+        with regions.entered(pool.device, route):
             yield
     finally:
-        mem_pools.put_back(mem_pool)
+        route.users.discard(user)
+        if not route.users:
+            mem_pools.put_back(route.mem_pool)
 
 
 def empty_cache(ordinal: int) -> None:
@@ -170,7 +174,7 @@ def _segments(mem_pool_id: MemPoolId) -> list[dict[str, Any]]:
 # PyTorch's MemPools refer to their allocator by address, without keeping it: one for each slot, for good.
 _allocators: dict[int, Any] = {}
 _made: weakref.WeakKeyDictionary[Pool, MemPools] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_making = threading.RLock()
 
 
 def _allocator_of(slot: int) -> Any:

@@ -28,7 +28,7 @@ class _GraphMemory:
         self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 # By the id that a capture was given as `pool=`, and by the MemPool's own, which graph.pool() returns.
 _by_id: dict[MemPoolId, _GraphMemory] = {}
 
@@ -75,8 +75,9 @@ def cuda_graph(
     if owner._core.provider != "cuda":
         raise ValueError(f"a CUDA graph is captured on a CUDA device, not on {owner.device!r}")
     owner._prepare_torch()
-    memory = _memory_for(owner, None if pool is None else tuple(pool))
     with regions.occupied(owner), regions.disable():
+        # Only now: a pause or a close gives up the memory of graphs that are gone, or not there yet.
+        memory = _memory_for(owner, None if pool is None else tuple(pool))
         try:
             with torch.cuda.graph(
                 cuda_graph,

@@ -10,6 +10,7 @@ import torch
 
 from fencepool import _core
 from fencepool.errors import Error, PoolPausedError, add_note
+from fencepool.pools import exclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,29 +29,76 @@ class Route(Protocol):
         """No longer."""
 
 
-class _Stack(threading.local):
-    """By device, what this thread has entered. None: left for a while."""
+class _Entry:
+    """One region that was entered, or a place where regions were left for a while (no route)."""
+
+    def __init__(self, route: Route | None) -> None:
+        self.route = route
+
+
+class _Stack:
+    """What one thread has entered on one device, innermost last. The last one's route is in force.
+
+    Contexts need not be left in the order of entering: generators and tasks that share a thread do not.
+    """
 
     def __init__(self) -> None:
-        self.routes: dict[str, list[Route | None]] = {}
+        self.entries: list[_Entry] = []
+        self._thread = threading.get_ident()
+        self._in_force: Route | None = None
+
+    def innermost(self) -> Route | None:
+        return self.entries[-1].route if self.entries else None
+
+    def enter(self, entry: _Entry) -> None:
+        self.entries.append(entry)
+        self._settle()
+
+    def leave(self, entry: _Entry) -> None:
+        """Harmless when it is not there. Whichever thread calls, the route is in force no longer."""
+        if entry in self.entries:
+            self.entries.remove(entry)
+        self._settle()
+
+    def _settle(self) -> None:
+        wanted = self.innermost()
+        if self._in_force is wanted:
+            return
+        old, self._in_force = self._in_force, None
+        if old is not None:
+            old.end()
+        # A generator may be closed by another thread, for which nothing can begin here.
+        if wanted is None or threading.get_ident() != self._thread:
+            return
+        self._in_force = wanted
+        try:
+            wanted.begin()
+        except Exception:
+            self._in_force = None
+            raise
 
 
-_stack = _Stack()
+class _Stacks(threading.local):
+    """The stacks of a thread, by device."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[str, _Stack] = {}
+
+
+_stacks = _Stacks()
 
 
 @contextlib.contextmanager
 def entered(device: str, route: Route | None) -> Iterator[None]:
     """Put a route on this thread's stack of that device; the one below ends meanwhile."""
     with _beneath():
-        routes = _stack.routes.setdefault(device, [])
-        below = routes[-1] if routes else None
-        _switch(below, route)
-        routes.append(route)
+        stack = _stacks.by_device.setdefault(device, _Stack())
+        entry = _Entry(route)
         try:
+            stack.enter(entry)
             yield
         finally:
-            routes.pop()
-            _switch(route, below)
+            stack.leave(entry)
 
 
 _beneath: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -62,20 +110,18 @@ def lie_beneath(left: Callable[[], AbstractContextManager[None]]) -> None:
     _beneath = left
 
 
-def _switch(old: Route | None, new: Route | None) -> None:
-    if old is new:
-        return
-    if old is not None:
-        old.end()
-    if new is not None:
-        new.begin()
+def innermost(device: str) -> Route | None:
+    """The route of this thread's innermost region of that device."""
+    stack = _stacks.by_device.get(device)
+    return stack.innermost() if stack is not None else None
 
 
 def entered_route(device: str, kind: type[Route], pool: Pool) -> Route | None:
     """A route to the pool that this thread is inside of already, however deep."""
-    for route in _stack.routes.get(device, []):
-        if isinstance(route, kind) and getattr(route, "pool", None) is pool:
-            return route
+    stack = _stacks.by_device.get(device)
+    for entry in stack.entries if stack is not None else []:
+        if isinstance(entry.route, kind) and getattr(entry.route, "pool", None) is pool:
+            return entry.route
     return None
 
 
@@ -87,7 +133,7 @@ def disable() -> Iterator[None]:
     again. Outside every region it does nothing. Threads do not affect each other.
     """
     with contextlib.ExitStack() as stack:
-        for device in list(_stack.routes):
+        for device in list(_stacks.by_device):
             stack.enter_context(entered(device, None))
         yield
 
@@ -99,19 +145,23 @@ def occupied(pool: Pool) -> Iterator[None]:
     PyTorch serves small allocations from memory it holds, without asking: inside a region of a paused
     pool it would hand out addresses with nothing behind them.
     """
-    with pool._transition:  # a pause that is under way ends first
+    _core.require_owner()  # a forked child may have a lock that nobody will let go of
+    token = object()
+    try:
+        # Whoever changes the pool says so first and looks for regions then. Here it is the other way round.
+        pool._entered[token] = threading.get_ident()
+        while pool._is_changed_elsewhere():
+            pool._entered.pop(token, None)
+            with exclusive(pool):  # a pause that is under way ends first
+                pool._entered[token] = threading.get_ident()
         if pool._core.status()["is_paused"]:
             raise PoolPausedError(
                 f"{pool!r} is paused and takes no new memory; resume({pool.tag!r}) before a region of it "
                 "is entered"
             )
-        with pool._regions_lock:
-            pool._regions += 1
-    try:
         yield
     finally:
-        with pool._regions_lock:
-            pool._regions -= 1
+        pool._entered.pop(token, None)
 
 
 @contextlib.contextmanager

@@ -161,7 +161,7 @@ class Ambient:
 def _host_route(pool: fp.Pool) -> Route:
     from fencepool.pytorch import cpu_regions
 
-    return cpu_regions.PoolRoute(pool)
+    return cpu_regions.BeneathRoute(pool)
 
 
 def _cuda_route(pool: fp.Pool, inside: contextlib.ExitStack) -> Route:
