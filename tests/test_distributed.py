@@ -481,7 +481,9 @@ def test_a_store_that_is_gone_is_said(tmp_path):
         dist.destroy_process_group()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         fpd.pause("kv_cache")
+        store.set(f"paused/{rank}", "")
         if rank == 0:
+            store.wait([f"paused/{other}" for other in range(size)])
             os.kill(os.getpid(), signal.SIGKILL)
         say(**attempt(fpd.resume, "kv_cache", patience=3), **states())
         """,

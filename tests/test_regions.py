@@ -429,6 +429,33 @@ def test_too_little_memory_in_a_region_is_an_error_and_the_region_goes_on(machin
         assert pool.contains(ones(machine))
 
 
+def test_memory_that_is_short_is_said_though_pytorch_refuses_to_empty_its_cache(host, tag, monkeypatch):
+    def refuse():
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    pool = fp.pool(tag, "cpu")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    monkeypatch.setattr(fp.Pool, "_prepare_torch", lambda _: None)
+    with pytest.raises(fp.OutOfMemoryError), pool.region():
+        pool.empty((fp.memory_info("cpu")[1] * 2,), dtype=torch.uint8)
+
+
+@pytest.mark.gpu
+def test_resuming_waits_for_memory_though_another_thread_is_in_a_region(pool_on_gpu, new_tag):
+    other = fp.pool(new_tag(), "cuda:0")
+    size = fp.memory_info("cuda:0")[0] // 5 * 3
+    tensor = pool_on_gpu.empty((size,), dtype=torch.uint8)
+    fp.pause(pool_on_gpu.tag, discard=[pool_on_gpu.tag])
+    taken = other.empty((size,), dtype=torch.uint8)
+    with other.region(), pytest.raises(fp.OutOfMemoryError):
+        fp.resume(pool_on_gpu.tag, wait=0.1)
+    del taken
+    torch.cuda.synchronize()
+    fp.resume(pool_on_gpu.tag)
+    assert tensor.numel() == size
+
+
 @pytest.mark.gpu
 def test_pytorchs_error_says_what_the_pool_wanted(pool_on_gpu):
     total = fp.memory_info("cuda:0")[1]

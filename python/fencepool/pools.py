@@ -353,8 +353,20 @@ def _retry_without_cache(allocate: Callable[[], _Made]) -> _Made:
     except MemoryError:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise
-        torch.cuda.empty_cache()
+        empty_torch_cache()
     return allocate()
+
+
+def empty_torch_cache() -> None:
+    """Have PyTorch give back what it holds without use.
+
+    It refuses with a RuntimeError while a region or a capture of any thread is under way (an assertion in
+    c10/cuda/CUDACachingAllocator.cpp, synchronize_and_free_events). Then memory is as short as it was.
+    """
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
 
 
 def _register(

@@ -13,7 +13,7 @@ from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
 from fencepool.errors import CallbackError, UnknownTagError, add_note
 from fencepool.fences import Fence, parse_seconds
-from fencepool.pools import exclusive, known
+from fencepool.pools import empty_torch_cache, exclusive, known
 from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _resume_core(pools: list[Pool], seconds: float, order: Order) -> dict[str, A
         try:
             return _core.resume(cores, 0.0, order, is_held, captures)
         except MemoryError:
-            torch.cuda.empty_cache()
+            empty_torch_cache()
     return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures)
 
 

@@ -98,7 +98,11 @@ def entered(device: str, route: Route | None) -> Iterator[None]:
             stack.enter(entry)
             yield
         finally:
-            stack.leave(entry)
+            try:
+                stack.leave(entry)
+            except BaseException:  # Ctrl-C may come even here, and what was left must not stay in force
+                stack.leave(entry)
+                raise
 
 
 _beneath: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
