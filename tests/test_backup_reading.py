@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fencepool as fp
+from fencepool import _core
 from support.contents import assert_same, filled
 from support.machine import MIB
 
@@ -114,3 +115,17 @@ def test_reading_while_others_pause_and_resume(kept, machine, new_tag):
         fp.pause(other.tag)
         assert_same(kept.backup_of(tensor), expected)
         fp.resume(other.tag)
+
+
+@pytest.mark.leaves
+def test_what_is_written_to_a_view_is_restored_though_the_memory_could_not_be_released(host, keeping, tag):
+    pool = fp.pool(tag, "cpu", **keeping.options)
+    tensors = [filled(pool, 2 * MIB, seed)[0] for seed in range(2)]
+    _core.arm_fault("host", "cuMemRelease", 2, True, 999)  # the first goes back, the other does not
+    with pytest.warns(ResourceWarning, match="refused"):
+        assert fp.pause(tag).unreleased_bytes == 2 * MIB
+    _core.disarm_fault("host")
+    for tensor in tensors:
+        pool.backup_of(tensor, copy=False).fill_(9)
+    fp.resume(tag)
+    assert all(bool((tensor == 9).all()) for tensor in tensors)

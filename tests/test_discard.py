@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fencepool as fp
+from fencepool import _core
 from support.contents import assert_same, filled, pattern
 from support.machine import MIB
 
@@ -137,3 +138,16 @@ def test_a_tag_that_is_not_to_be_paused_is_refused(kept, dropped):
     with pytest.raises(fp.UnknownTagError, match=f"{dropped.tag}.*not among"):
         fp.pause(kept.tag, discard=(dropped.tag,))
     assert (kept.state, dropped.state) == ("active", "active")
+
+
+@pytest.mark.leaves
+@pytest.mark.parametrize("backup", ["none", "host"])
+def test_dropped_contents_are_zeroed_though_their_memory_could_not_be_released(host, tag, backup):
+    pool = fp.pool(tag, "cpu", backup=backup, fill="zero")
+    tensors = [filled(pool, 2 * MIB, seed)[0] for seed in range(2)]
+    _core.arm_fault("host", "cuMemRelease", 2, True, 999)  # the first goes back, the other does not
+    with pytest.warns(ResourceWarning, match="refused"):
+        assert fp.pause(tag, discard=(tag,)).unreleased_bytes == 2 * MIB
+    _core.disarm_fault("host")
+    fp.resume(tag)
+    assert not any(bool(tensor.any()) for tensor in tensors)

@@ -97,7 +97,9 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
     claim.pool().explain(error, segment.range.size(), kUnchanged);
     throw error;
   }
-  segment.has_contents_kept = true;
+  // What it holds counts no longer: the backup does, where views may be written to, or it was dropped, and
+  // what comes after a resume is said by the fill.
+  segment.has_contents_kept = false;
   report_.unreleased_bytes += segment.range.size();
   problems::record({claim.pool().tag(), ": cuMemRelease was refused twice; the memory stays held for now"});
 }
