@@ -151,3 +151,12 @@ def test_dropped_contents_are_zeroed_though_their_memory_could_not_be_released(h
     _core.disarm_fault("host")
     fp.resume(tag)
     assert not any(bool(tensor.any()) for tensor in tensors)
+
+
+def test_tags_to_discard_that_can_be_gone_through_only_once(dropped):
+    filled(dropped, 2 * MIB, 1)
+    tensor, _ = filled(dropped, 2 * MIB, 2)
+    report = fp.pause(dropped.tag, discard=(tag for tag in [dropped.tag]))
+    assert report.pools[0].bytes_copied == 0
+    fp.resume(dropped.tag)
+    assert tensor.numel() == 2 * MIB

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fencepool import _core, host_driver
@@ -151,7 +152,10 @@ def select(tags: tuple[str, ...], device: str | torch.device | None) -> list[Poo
 
 def _discarded(pools: list[Pool], tags: Collection[str]) -> set[int]:
     """The ids of those pools whose tag is among the ones to discard."""
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise TypeError(f"discard is a collection of tags, not {tags!r}")
+    tags = list(tags)  # a generator would be used up by the first look
+    if not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"discard is a collection of tags, not {tags!r}")
     for tag in tags:
         if not any(pool.tag == tag for pool in pools):
