@@ -53,7 +53,7 @@ def cuda_graph(
         cuda_graph: what to capture into.
         pool: captures that are given the same id share memory, as do those given another's
             ``graph.pool()``. None: memory of its own.
-        stream: to capture on; None: one of PyTorch's own.
+        stream: to capture on; None: one that fencepool keeps for the device.
         capture_error_mode: as for ``torch.cuda.graph``.
         tag: of the pool that holds the memory.
         backup: "host" keeps what the capture left in that memory, for replays that read it before they
@@ -65,7 +65,8 @@ def cuda_graph(
 
     Raises:
         PoolPausedError: the pool is paused; nothing was captured.
-        ValueError: ``pool`` is the memory of graphs under another tag or policy.
+        ValueError: ``pool`` is the memory of graphs under another tag or policy, or the stream belongs to
+            another device.
         DriverUnavailable: there is no GPU. The embedded driver has no kernels to capture.
         torch.OutOfMemoryError: the capture needs more memory; its notes say what the pool wanted.
 
@@ -75,21 +76,42 @@ def cuda_graph(
     if owner._core.provider != "cuda":
         raise ValueError(f"a CUDA graph is captured on a CUDA device, not on {owner.device!r}")
     owner._prepare_torch()
+    ordinal = owner._core.ordinal
+    if stream is None:
+        stream = _capture_stream(ordinal)
+    elif stream.device_index != ordinal:
+        raise ValueError(
+            f"the stream belongs to cuda:{stream.device_index}, the graph's memory to {owner.device}"
+        )
     with regions.occupied(owner), regions.disable():
         # Only now: a pause or a close gives up the memory of graphs that are gone, or not there yet.
         memory = _memory_for(owner, None if pool is None else tuple(pool))
         try:
-            with torch.cuda.graph(
-                cuda_graph,
-                pool=memory.mem_pool.id,
-                stream=stream,
-                capture_error_mode=capture_error_mode,
+            with (
+                torch.cuda.device(ordinal),
+                torch.cuda.graph(
+                    cuda_graph,
+                    pool=memory.mem_pool.id,
+                    stream=stream,
+                    capture_error_mode=capture_error_mode,
+                ),
             ):
                 memory.graphs.add(cuda_graph)
                 yield owner
         except torch.OutOfMemoryError as error:
             regions.explain(owner, error)
             raise
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _capture_stream(ordinal: int) -> torch.cuda.Stream:
+    """One for each device. PyTorch's own default belongs to whatever device was current first."""
+    with _lock:
+        if ordinal not in _streams:
+            _streams[ordinal] = torch.cuda.Stream(device=ordinal)  # type: ignore[no-untyped-call]
+        return _streams[ordinal]
 
 
 def forget_dead(owner: Pool) -> None:
