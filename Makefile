@@ -13,6 +13,7 @@ DEMO_ARGS ?=
 SGLANG ?= 0.5.23 0.5.11 0.5.6 0.4.9
 
 PY := $(VENV)/bin/python
+CPP_TESTS := cpp-tests-plain cpp-tests-address cpp-tests-thread
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # What the requirement lists of pyproject.toml's extras need, without building the package for it.
 REQUIREMENTS := $(PY) scripts/requirements.py
@@ -23,7 +24,7 @@ FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +35,7 @@ demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU wher
 test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-check: soak engines ## The long checks that continuous integration runs: soak tests, SGLang engines
+check: cpp-tests soak engines ## The long checks of continuous integration: C++ tests with sanitizers, soak, engines
 
 check-all: check sanitizers wheels ## Everything: also sanitizers, and wheels for every Python found
 
@@ -51,7 +52,12 @@ $(SGLANG:%=engine-sglang-%): engine-sglang-%: $(VENV)/.test $(VENV)/.built
 engines-vllm: $(VENV)/.test $(VENV)/.built ## Tests on the own code of real vLLM releases, which they fetch
 	FENCEPOOL_REQUIRE_ENGINES=1 $(PY) -m pytest tests/test_vllm_sources.py -m engine -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-sanitizers: sanitize-address sanitize-thread ## Tests under address+undefined and thread sanitizers
+cpp-tests: $(CPP_TESTS) ## C++ tests of the core, plain and under address, undefined and thread sanitizers
+
+$(CPP_TESTS): cpp-tests-%: $(VENV)/.test
+	scripts/cpp_tests.sh $(PY) $*
+
+sanitizers: sanitize-address sanitize-thread ## The Python tests under address+undefined and thread sanitizers
 
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
 	scripts/check_sanitizer.sh $(PY) $* $(PYTEST_ARGS)
