@@ -14,7 +14,8 @@ _PACKAGES = str(Path(fencepool.__file__).parent.parent)
 
 # Without PyTorch a child starts in a fraction of the time; it then works on blocks of the core.
 PRELUDE = """
-import ctypes, os, sys, threading
+import ctypes, os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
 import fencepool as fp
 from fencepool import _core
 raw = _core.raw
