@@ -40,6 +40,7 @@ from fencepool.machine import (
 )
 from fencepool.pools import CallbackHandle, Pool, pool
 from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransition, Resumed
+from fencepool.tracing import trace
 from fencepool.transitions import pause, paused, resume, status
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ __all__ = [
     "resume",
     "set_memory_margin",
     "status",
+    "trace",
     "watch_stream",
 ]
 

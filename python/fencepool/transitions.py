@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fencepool import _core, host_driver
+from fencepool import _core, host_driver, observing
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
 from fencepool.errors import CallbackError, UnknownTagError, add_note
@@ -167,7 +167,11 @@ def _pause(
     pools: list[Pool], seconds: float, discarded: Set[int] = frozenset()
 ) -> tuple[PauseReport, set[int]]:
     """The report, and the ids of the pools that were active before."""
-    with exclusive(*pools), contextlib.ExitStack() as stack:
+    with (
+        observing.transition("pause", pools) as seen,
+        exclusive(*pools),
+        contextlib.ExitStack() as stack,
+    ):
         unpaused = [pool for pool in pools if not _is_paused(pool)]
         for pool in unpaused:
             stack.enter_context(pool._without_regions("paused"))
@@ -183,9 +187,10 @@ def _pause(
         except BaseException as error:
             _undo_before_pause(called, error)
             raise
+        seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
     done = PauseReport(
-        pools=pool_transitions(report),
-        seconds=timings(report["seconds"]),
+        pools=seen.pools,
+        seconds=seen.seconds,
         device_memory=device_memory(report),
         unreleased_bytes=report["unreleased_bytes"],
         notes=tuple(report["notes"]),
@@ -204,14 +209,15 @@ def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
 
 
 def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
-    with exclusive(*pools):
+    with observing.transition("resume", pools) as seen, exclusive(*pools):
         report = _resume_core(pools, seconds, order)
+        seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
         fence = Fence(report["fence"])
         changed = {one["id"] for one in report["pools"] if one["is_changed"]}
         _call_after_resume([pool for pool in pools if pool._core.id in changed])
     return Resumed(
-        pools=pool_transitions(report),
-        seconds=timings(report["seconds"]),
+        pools=seen.pools,
+        seconds=seen.seconds,
         device_memory=device_memory(report),
         fence=fence,
         host_held=report["is_host_held"],
