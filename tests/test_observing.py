@@ -38,6 +38,20 @@ def test_nothing_is_said_unless_asked():
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_what_integrations_say_is_shown_without_any_configuration():
+    program = (
+        children.PRELUDE + "import logging; logging.getLogger('fencepool.integrations.x').warning('heard')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=children.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "heard\n"
+
+
 def test_one_line_a_transition_at_info(kept, caplog):
     with caplog.at_level(logging.INFO, "fencepool"):
         fp.pause(kept.tag)

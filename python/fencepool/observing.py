@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from fencepool.pools import Pool
     from fencepool.reports import PoolTransition, Timings
 
-# Quiet by default: a level or a handler of the program's own makes it speak.
-logger = logging.getLogger("fencepool")
+# Quiet by default: a handler of the program's own, on it or above, makes it speak. Only this logger: what the
+# integrations have to say is shown where nobody has configured logging, too.
+logger = logging.getLogger("fencepool.transitions")
 logger.addHandler(logging.NullHandler())
 
 
