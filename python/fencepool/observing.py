@@ -103,7 +103,7 @@ def _log(seen: Transition) -> None:
             names,
             seen.total * 1e3,
             type(seen.error).__name__,
-            seen.error,
+            str(seen.error),  # whoever keeps the record must not keep the error's frames, and their tensors
         )
     elif logger.isEnabledFor(logging.INFO):
         phases = ", ".join(
