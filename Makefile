@@ -35,9 +35,9 @@ demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU wher
 test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-check: cpp-tests soak engines ## The long checks of continuous integration: C++ tests with sanitizers, soak, engines
+check: cpp-tests soak engines wheels ## The long checks of continuous integration: C++ tests, soak, engines, wheels
 
-check-all: check sanitizers wheels ## Everything: also sanitizers, and wheels for every Python found
+check-all: check sanitizers ## Everything: also the Python tests under sanitizers
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
