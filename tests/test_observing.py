@@ -26,30 +26,25 @@ def kept(host, new_tag):
     del tensor
 
 
-def test_nothing_is_said_unless_asked():
-    program = children.PRELUDE + "pool = fp.pool('t', 'cpu'); fp.pause(); fp.resume()"
+def said_by(code):
+    """What a program prints and warns of, in a process that has configured nothing."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", children.PRELUDE + code],
         env=children.environment(),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (done.stdout, done.stderr) == ("", "")
+    return done.stdout, done.stderr
+
+
+def test_nothing_is_said_unless_asked():
+    assert said_by("pool = fp.pool('t', 'cpu'); fp.pause(); fp.resume()") == ("", "")
 
 
 def test_what_integrations_say_is_shown_without_any_configuration():
-    program = (
-        children.PRELUDE + "import logging; logging.getLogger('fencepool.integrations.x').warning('heard')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=children.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == "heard\n"
+    code = "import logging; logging.getLogger('fencepool.integrations.x').warning('heard')"
+    assert said_by(code) == ("", "heard\n")
 
 
 def test_one_line_a_transition_at_info(kept, caplog):

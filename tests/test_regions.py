@@ -23,6 +23,26 @@ def ones(machine, size=MIB):
     return torch.ones(size, dtype=torch.uint8, device=machine.torch_device)
 
 
+@contextlib.contextmanager
+def entered_elsewhere(pool):
+    """Another thread is inside a region of the pool meanwhile."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool.region():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait(60)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_made_in_a_region_lies_in_the_pool_and_survives_cycles(machine, keeping, tag, size):
     pool = fp.pool(tag, machine.device, **keeping.options)
@@ -257,22 +277,8 @@ def test_a_pool_whose_region_is_entered_is_not_paused_and_not_closed(machine, po
 
 
 def test_a_region_of_a_pool_that_another_thread_holds_is_not_paused(machine, pool):
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with pool.region():
-            entered.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    entered.wait(60)
-    try:
-        with pytest.raises(fp.PoolBusyError):
-            fp.pause(pool.tag)
-    finally:
-        leave.set()
-        thread.join()
+    with entered_elsewhere(pool), pytest.raises(fp.PoolBusyError):
+        fp.pause(pool.tag)
     fp.pause(pool.tag)
 
 
@@ -478,24 +484,9 @@ def test_what_pytorch_has_cached_makes_room_for_a_region(pool_on_gpu):
 
 @pytest.mark.gpu
 def test_a_region_ends_with_dead_segments_while_another_thread_is_in_a_region(pool_on_gpu, new_tag):
-    other = fp.pool(new_tag(), "cuda:0")
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with other.region():
-            entered.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    entered.wait(60)
-    try:
-        with pool_on_gpu.region():
-            doomed = torch.empty(24 * MIB, dtype=torch.uint8, device="cuda:0")
-            del doomed
-    finally:
-        leave.set()
-        thread.join()
+    with entered_elsewhere(fp.pool(new_tag(), "cuda:0")), pool_on_gpu.region():
+        doomed = torch.empty(24 * MIB, dtype=torch.uint8, device="cuda:0")
+        del doomed
     fp.pause(pool_on_gpu.tag)
     assert pool_on_gpu.status().segments == 0
 

@@ -3,7 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "bindings/raw.h"
 #include "driver/driver.h"
@@ -14,6 +16,14 @@ void bind_errors(pybind11::module_& module);
 void bind_pools(pybind11::module_& module);
 void bind_machine(pybind11::module_& module);
 void bind_pytorch(pybind11::module_& module);
+
+// Streams as Python hands them over.
+inline std::vector<CUstream> streams_at(const std::vector<std::uintptr_t>& handles) {
+  std::vector<CUstream> streams;
+  streams.reserve(handles.size());
+  for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
+  return streams;
+}
 
 // "cuda" or "host".
 inline Provider provider_of(const std::string& name) {

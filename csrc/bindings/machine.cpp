@@ -102,21 +102,15 @@ void bind_machine(py::module_& module) {
   module.def(
       "watch_streams",
       [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
-        std::vector<CUstream> streams;
-        streams.reserve(handles.size());
-        for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
-        Device::get(provider_of(provider), ordinal).watch_streams(streams);
+        Device::get(provider_of(provider), ordinal).watch_streams(streams_at(handles));
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("handles"));
   module.def(
       "is_capturing",
       [](const std::string& provider, int ordinal, const std::vector<std::uintptr_t>& handles) {
-        std::vector<CUstream> streams;
-        streams.reserve(handles.size());
-        for (const std::uintptr_t handle : handles) streams.push_back(reinterpret_cast<CUstream>(handle));
         Device& device = Device::get(provider_of(provider), ordinal);
         const Device::Scope scope(device);
-        return device.is_capturing(streams);
+        return device.is_capturing(streams_at(handles));
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("streams"), py::call_guard<Unlocked>());
   module.def("available_host_memory", &host_memory::available);

@@ -33,8 +33,7 @@ void check_signals() {
 StreamsByDevice streams_of(const std::map<int, std::vector<std::uintptr_t>>& handles) {
   StreamsByDevice streams;
   for (const auto& [ordinal, own] : handles) {
-    auto& list = streams[&Device::get(Provider::kCuda, ordinal)];
-    for (const std::uintptr_t handle : own) list.push_back(reinterpret_cast<CUstream>(handle));
+    streams[&Device::get(Provider::kCuda, ordinal)] = streams_at(own);
   }
   return streams;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,50 +64,35 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
         Path(path).write_text(json.dumps(whole), encoding="utf-8")
 
     def _record(self, seen: observing.Transition) -> None:
-        where = {"pid": os.getpid(), "tid": seen.thread}
-        start = seen.began * 1e6
         outcome: dict[str, Any] = {"bytes": seen.bytes, "bytes_copied": seen.bytes_copied}
         if seen.error is not None:
             outcome = {"error": f"{type(seen.error).__name__}: {seen.error}"}
         name = f"{seen.kind} {', '.join(seen.tags)}"
-        made = [
-            {
-                "name": name,
-                "ph": "X",
-                "cat": "fencepool",
-                "ts": start,
-                "dur": seen.total * 1e6,
-                **where,
-                "args": outcome,
-            }
-        ]
-        at = start
+        made = [_slice(seen, name, "fencepool", seen.began, seen.total, outcome)]
+        at = seen.began
         for phase, seconds in seen.seconds.items():
-            if phase == "total":
-                continue
-            made.append(
-                {
-                    "name": phase,
-                    "ph": "X",
-                    "cat": "phase",
-                    "ts": at,
-                    "dur": seconds * 1e6,
-                    **where,
-                    "args": {},
-                }
-            )
-            at += seconds * 1e6
-        held = {f"{pool.tag} on {pool.device}": 0 for pool in transitions.status()}
-        for pool in transitions.status():
-            held[f"{pool.tag} on {pool.device}"] += pool.bytes_mapped
-        made.append(
-            {
-                "name": "device memory of pools",
-                "ph": "C",
-                "ts": start + seen.total * 1e6,
-                **where,
-                "args": held,
-            }
-        )
+            if phase != "total":
+                made.append(_slice(seen, phase, "phase", at, seconds, {}))
+                at += seconds
+        made.append(_memory_held(seen))
         with self._lock:
             self._events += made
+
+
+def _event(
+    seen: observing.Transition, name: str, kind: str, at: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {"name": name, "ph": kind, "ts": at * 1e6, "pid": os.getpid(), "tid": seen.thread, "args": args}
+
+
+def _slice(
+    seen: observing.Transition, name: str, category: str, began: float, seconds: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {**_event(seen, name, "X", began, args), "cat": category, "dur": seconds * 1e6}
+
+
+def _memory_held(seen: observing.Transition) -> dict[str, Any]:
+    held: Counter[str] = Counter()
+    for pool in transitions.status():
+        held[f"{pool.tag} on {pool.device}"] += pool.bytes_mapped
+    return _event(seen, "device memory of pools", "C", seen.began + seen.total, dict(held))

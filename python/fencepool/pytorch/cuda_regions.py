@@ -19,6 +19,7 @@ import torch
 from fencepool import _core
 from fencepool._devices import DeviceName
 from fencepool._streams import capture_candidates
+from fencepool.pools import empty_torch_cache
 from fencepool.pytorch import regions
 
 if TYPE_CHECKING:
@@ -138,10 +139,8 @@ def empty_cache(ordinal: int) -> None:
     It refuses while a region or a capture of any thread is under way; a later call sees to it then.
     """
     current = capture_candidates([DeviceName("cuda", ordinal)]).get(ordinal, [])
-    if _core.is_capturing("cuda", ordinal, current):
-        return
-    with contextlib.suppress(RuntimeError):
-        torch.cuda.empty_cache()
+    if not _core.is_capturing("cuda", ordinal, current):
+        empty_torch_cache()
 
 
 def _make_room(ordinal: int) -> None:
