@@ -215,6 +215,7 @@ mapped = lambda: sum(pool.bytes_mapped for pool in fp.status())
 before = mapped()
 del scratch
 torch.cuda.empty_cache()
+torch.cuda.synchronize()  # freed memory goes when the device is done with it
 assert mapped() <= before - 256 * MIB
 saver.pause()
 saver.resume()
