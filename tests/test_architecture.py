@@ -14,7 +14,7 @@ CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "fencepool"
 
 # Each layer may include itself and the layers before it.
-LAYERS = ["base", "driver", "owners", "backup", "pool", "pytorch", "bindings"]
+LAYERS = ["base", "digest", "driver", "owners", "backup", "pool", "pytorch", "bindings"]
 
 CPP_FILES = sorted([*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h")])
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))

@@ -16,6 +16,10 @@ HostBuffer::Place HostBuffer::place(std::size_t position, std::size_t size) cons
   return {index, memory.start() + inside, std::min(size, memory.size() - inside)};
 }
 
+bool HostBuffer::is_shared() const {
+  return std::any_of(chunks_.begin(), chunks_.end(), [](const auto& chunk) { return chunk.use_count() > 1; });
+}
+
 void HostBuffer::append(std::shared_ptr<HostChunk> chunk) {
   starts_.reserve(starts_.size() + 1);
   chunks_.push_back(std::move(chunk));  // may throw; nothing has changed then

@@ -56,6 +56,8 @@ class HostBuffer {
   void set_unsettled() noexcept { is_unsettled_ = true; }
   void set_settled() noexcept { is_unsettled_ = false; }
   bool is_unsettled() const { return is_unsettled_; }
+  // Whether somebody holds a view of it.
+  bool is_shared() const;
   // Gives back all but the first `chunks`. Nothing may be copying to or from the rest.
   void truncate(std::size_t chunks) noexcept;
   std::size_t chunk_count() const { return chunks_.size(); }

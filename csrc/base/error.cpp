@@ -18,4 +18,10 @@ std::string format_bytes(std::size_t bytes) {
   return text.data();
 }
 
+std::string format_address(std::uintptr_t address) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "0x%llx", static_cast<unsigned long long>(address));
+  return text.data();
+}
+
 }  // namespace fencepool

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ enum class Kind {
   kBusy,            // the pool still has live tensors
   kUnavailable,     // the provider cannot be used on this machine
   kForked,          // called in a child process after fork
+  kCorrupted,       // a backup holds something else than was stored
   kInvalid,         // a bad argument
 };
 
@@ -43,5 +45,7 @@ class Error : public std::exception {
 
 // "14.2 GiB", for messages.
 std::string format_bytes(std::size_t bytes);
+// "0x7f0000000000".
+std::string format_address(std::uintptr_t address);
 
 }  // namespace fencepool

@@ -31,6 +31,8 @@ const char* kind_name(Kind kind) {
       return "unavailable";
     case Kind::kForked:
       return "forked";
+    case Kind::kCorrupted:
+      return "corrupted";
     case Kind::kInvalid:
       return "invalid";
   }

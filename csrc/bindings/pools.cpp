@@ -41,9 +41,10 @@ StreamsByDevice streams_of(const std::map<int, std::vector<std::uintptr_t>>& han
 const char* backup_name(Backup backup) { return backup == Backup::kHost ? "host" : "none"; }
 const char* fill_name(Fill fill) { return fill == Fill::kZero ? "zero" : "undefined"; }
 
-Policy policy_of(const std::string& backup, bool is_retained, const std::string& fill) {
+Policy policy_of(const std::string& backup, bool is_retained, const std::string& fill, bool has_digests) {
   Policy policy;
   policy.is_retained = is_retained;
+  policy.digests = has_digests ? Digests::kAvailable : Digests::kNone;
   if (backup == "host") {
     policy.backup = Backup::kHost;
   } else if (backup != "none") {
@@ -92,6 +93,7 @@ py::dict status_dict(Pool& pool) {
   dict["bytes_used"] = status.bytes_used;
   dict["bytes_backed_up"] = status.bytes_backed_up;
   dict["host_bytes"] = status.host_bytes;
+  dict["has_digests"] = status.has_digests;
   dict["pending_frees"] = status.pending_frees;
   dict["last_pause"] = phases_list(status.last_pause);
   dict["last_resume"] = phases_list(status.last_resume);
@@ -133,11 +135,12 @@ py::dict report_dict(const TransitionReport& report) {
 
 py::dict pause_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeout,
                      const std::map<int, std::vector<std::uintptr_t>>& streams,
-                     const std::set<std::uint64_t>& discarded) {
+                     const std::set<std::uint64_t>& discarded,
+                     const std::map<CUdeviceptr, std::size_t>& dead) {
   TransitionReport report;
   {
     const Unlocked unlocked;
-    report = pause(pools, {timeout, streams_of(streams), check_signals, discarded});
+    report = pause(pools, {timeout, streams_of(streams), check_signals, discarded, dead});
   }
   return report_dict(report);
 }
@@ -157,7 +160,8 @@ void quiesce_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeo
 }
 
 py::dict resume_pools(const std::vector<std::shared_ptr<Pool>>& pools, double wait, const std::string& order,
-                      bool is_host_held, const std::map<int, std::vector<std::uintptr_t>>& streams) {
+                      bool is_host_held, const std::map<int, std::vector<std::uintptr_t>>& streams,
+                      bool is_verified) {
   if (order != "context" && order != "explicit") {
     throw Error(Kind::kInvalid, "unknown order '" + order + "'; there are 'context' and 'explicit'");
   }
@@ -165,7 +169,7 @@ py::dict resume_pools(const std::vector<std::shared_ptr<Pool>>& pools, double wa
   {
     const Unlocked unlocked;
     report = resume(pools, {wait, order == "context" ? Order::kContext : Order::kExplicit, is_host_held,
-                            streams_of(streams), check_signals});
+                            streams_of(streams), check_signals, is_verified});
   }
   return report_dict(report);
 }
@@ -211,6 +215,7 @@ void bind_pools(py::module_& module) {
                              [](const Pool& pool) { return pool.device().is_host() ? "host" : "cuda"; })
       .def_property_readonly("backup", [](const Pool& pool) { return backup_name(pool.policy().backup); })
       .def_property_readonly("retain", [](const Pool& pool) { return pool.policy().is_retained; })
+      .def_property_readonly("has_digests", &Pool::has_digests)
       .def_property_readonly("fill", [](const Pool& pool) { return fill_name(pool.policy().fill); })
       .def(
           "allocate",
@@ -229,14 +234,14 @@ void bind_pools(py::module_& module) {
       .def("contains", &Pool::contains, py::arg("address"), Guard())
       .def(
           "backup_of",
-          [](Pool& pool, CUdeviceptr address, std::size_t size) {
+          [](Pool& pool, CUdeviceptr address, std::size_t size, bool is_view) {
             std::vector<std::shared_ptr<BackupPart>> parts;
-            for (BackupPart& part : pool.backup_of(address, size, check_signals)) {
+            for (BackupPart& part : pool.backup_of(address, size, is_view, check_signals)) {
               parts.push_back(std::make_shared<BackupPart>(std::move(part)));
             }
             return parts;
           },
-          py::arg("address"), py::arg("size"), Guard())
+          py::arg("address"), py::arg("size"), py::arg("view"), Guard())
       .def("status", &status_dict)
       .def(
           "prepare", [](Pool& pool) { return pool.prepare(check_signals); }, Guard())
@@ -245,21 +250,28 @@ void bind_pools(py::module_& module) {
   module.def(
       "get_pool",
       [](const std::string& provider, int ordinal, const std::string& tag, const std::string& backup,
-         bool is_retained, const std::string& fill) {
-        const Policy policy = policy_of(backup, is_retained, fill);
+         bool is_retained, const std::string& fill, bool has_digests) {
+        const Policy policy = policy_of(backup, is_retained, fill, has_digests);
         return registry::get_pool(Device::get(provider_of(provider), ordinal), tag, policy);
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
-      py::arg("fill"), Guard());
+      py::arg("fill"), py::arg("digests"), Guard());
+  module.def(
+      "load_kernels",
+      [](const std::string& provider, int ordinal) {
+        return Device::get(provider_of(provider), ordinal).load_kernels();
+      },
+      py::arg("provider"), py::arg("ordinal"), Guard());
   module.def("pools", &registry::pools, Guard());
   module.def(
       "close_pool", [](const std::shared_ptr<Pool>& pool) { registry::close(pool, check_signals); },
       py::arg("pool"), Guard());
   module.def("pause", &pause_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"),
-             py::arg("discarded") = std::set<std::uint64_t>{});
+             py::arg("discarded") = std::set<std::uint64_t>{},
+             py::arg("dead") = std::map<CUdeviceptr, std::size_t>{});
   module.def("quiesce", &quiesce_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
   module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"),
-             py::arg("hold_host"), py::arg("streams"));
+             py::arg("hold_host"), py::arg("streams"), py::arg("verify") = false);
 }
 
 }  // namespace fencepool

@@ -56,10 +56,16 @@ inline constexpr int kBaseline = 11080;
   /* host memory and copies */                \
   X(cuMemHostRegister, 6050)                  \
   X(cuMemHostUnregister, 4000)                \
+  X(cuMemHostGetDevicePointer, 3020)          \
   X(cuMemcpyHtoDAsync, 3020)                  \
   X(cuMemcpyDtoHAsync, 3020)                  \
   X(cuMemcpyDtoDAsync, 3020)                  \
   X(cuMemsetD8Async, 3020)                    \
+  /* kernels */                               \
+  X(cuModuleLoadData, 2000)                   \
+  X(cuModuleUnload, 2000)                     \
+  X(cuModuleGetFunction, 2000)                \
+  X(cuLaunchKernel, 4000)                     \
   /* streams, events, captures and graphs */  \
   X(cuStreamCreate, 2000)                     \
   X(cuStreamDestroy, 4000)                    \

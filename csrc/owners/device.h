@@ -56,6 +56,11 @@ class Device {
   std::size_t margin() const noexcept { return margin_; }
   int attribute(CUdevice_attribute attribute) const;  // 0 when the driver does not know it
 
+  // Makes fencepool's kernels ready on this device. Returns what stands in the way, empty when nothing does.
+  // To be called while memory is at hand: the driver takes some for them. Thread-safe. kernels.cpp.
+  std::string load_kernels() EXCLUDES(loading_mutex_);
+  CUfunction digest_kernel() const noexcept { return digest_kernel_; }  // null: not loaded
+
   Driver& driver() const { return driver_; }
   CUcontext context() const { return context_; }
   int ordinal() const { return ordinal_; }
@@ -76,9 +81,11 @@ class Device {
   std::size_t granularity_ = 0;
   int numa_node_ = -1;
   std::string name_;
+  Mutex loading_mutex_;  // held while kernels are loaded
   Mutex mutex_;
   std::vector<CUstream> watched_ GUARDED_BY(mutex_);
   std::atomic<std::size_t> margin_{0};
+  std::atomic<CUfunction> digest_kernel_{nullptr};
 };
 
 // Scopes of several devices at once, ended in reverse order.

@@ -9,11 +9,12 @@ namespace fencepool {
 class Registration {
  public:
   // Pins [start, start + size), which must outlive the registration. Needs a Device::Scope.
-  // CUDA Driver API, cuMemHostRegister (portable: every context may copy from it).
+  // CUDA Driver API, cuMemHostRegister (portable: every context may copy from it; mapped: kernels may
+  // access it).
   // Throws kHostMemory when the host cannot pin so much.
   Registration(Device& device, void* start, std::size_t size) : device_(device), start_(start) {
     const CUresult status = device_.driver().call<Call::cuMemHostRegister>(
-        start, size, static_cast<unsigned>(CU_MEMHOSTREGISTER_PORTABLE));
+        start, size, static_cast<unsigned>(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
     if (status == CUDA_SUCCESS) return;
     Error error = device_.driver().failure(Call::cuMemHostRegister, status);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) error.kind = Kind::kHostMemory;
@@ -23,6 +24,13 @@ class Registration {
   ~Registration() { static_cast<void>(unpin()); }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
+
+  // Where kernels find it. Needs a Device::Scope. CUDA Driver API, cuMemHostGetDevicePointer.
+  CUdeviceptr device_address() const {
+    CUdeviceptr address = 0;
+    device_.driver().check<Call::cuMemHostGetDevicePointer>(&address, start_, 0U);
+    return address;
+  }
 
   // The undo call. False when the memory stays pinned: then it must never be given back.
   bool unpin() noexcept {

@@ -12,6 +12,32 @@ namespace {
 // Gaps up to this many bytes are copied rather than skipped: a copy costs microseconds to submit.
 constexpr std::size_t kBridge = std::size_t{64} << 10;
 
+std::size_t down(std::size_t offset) { return offset / Pool::kAlignment * Pool::kAlignment; }
+std::size_t up(std::size_t offset) { return down(offset + Pool::kAlignment - 1); }
+
+// The parts of a run between its dead bytes, on the alignment of blocks.
+std::vector<Extent> without_dead(CUdeviceptr start, const Extent& run, const DeadBytes& dead) {
+  std::vector<Extent> parts;
+  std::size_t at = run.offset;
+  const std::size_t end = run.offset + run.size;
+  const auto add = [&](std::size_t until) {
+    if (until > at) parts.push_back({at, until - at});
+  };
+  auto gap = dead.upper_bound(start + at);
+  if (gap != dead.begin()) --gap;
+  for (; gap != dead.end() && gap->first < start + end; ++gap) {
+    const CUdeviceptr gap_end = gap->first + gap->second;
+    if (gap_end <= start + at) continue;
+    const std::size_t from = gap->first <= start + at ? at : up(gap->first - start);
+    const std::size_t to = gap_end >= start + end ? end : down(gap_end - start);
+    if (to < from + kBridge) continue;  // not worth a copy more
+    add(from);
+    at = to;
+  }
+  add(end);
+  return parts;
+}
+
 }  // namespace
 
 Pool::Claim::Claim(std::shared_ptr<Pool> pool, const char* doing, const Interrupt& interrupt)
@@ -93,18 +119,42 @@ Stream& Pool::Claim::stream() const {
   return *pool_->stream_;
 }
 
-Pool::Claim::Image Pool::Claim::plan_image() const {
+Pool::Claim::Image Pool::Claim::plan_image(const DeadBytes& dead) const {
   Image image;
   std::size_t position = 0;
   for (const Segment* segment : segments()) {
     const Lock lock(pool_->mutex_);
     std::vector<Piece>& pieces = image[segment->serial];
     for (const Extent& run : segment->extents.taken(kBridge)) {
-      pieces.push_back({run.offset, run.size, position});
-      position += run.size;
+      for (const Extent& part : without_dead(segment->range.address(), run, dead)) {
+        pieces.push_back({part.offset, part.size, position});
+        position += part.size;
+      }
     }
   }
   return image;
+}
+
+CUdeviceptr Pool::Claim::digest_memory(std::size_t size) {
+  auto& memory = pool_->digest_memory_;
+  if (memory == nullptr || memory->size() < size) {
+    constexpr std::size_t kStep = std::size_t{64} << 10;  // of 4,096 digests, which stand for a gibibyte
+    memory.reset();
+    memory = std::make_unique<PinnedMemory>(device(), (size + kStep - 1) / kStep * kStep);
+  }
+  return memory->device_address();
+}
+
+void Pool::Claim::leak_digests() noexcept {
+  if (pool_->digest_memory_ == nullptr) return;
+  pool_->digest_memory_->leak();
+  pool_->digest_memory_.reset();
+}
+
+void Pool::Claim::clear_backup() noexcept {
+  pool_->buffer_.clear();
+  pool_->contents_.clear();
+  pool_->digest_memory_.reset();
 }
 
 std::size_t Pool::Claim::image_bytes(const Image& image) {

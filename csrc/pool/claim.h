@@ -5,6 +5,9 @@
 
 namespace fencepool {
 
+// Bytes inside live blocks that hold nothing: an allocator above us has them free. Start to size, disjoint.
+using DeadBytes = std::map<CUdeviceptr, std::size_t>;
+
 class Pool::Claim {
  public:
   // Waits for other transitions of the pool. `doing` is shown by status() meanwhile. Whoever claims
@@ -40,12 +43,29 @@ class Pool::Claim {
   // Before the buffer is given back: ends copies that could not be awaited earlier, if that works now.
   void settle() const;
 
+  // Whether pauses go by digests: the policy allows it, and the device can take them.
+  bool has_digests() const { return pool_->has_digests(); }
+  Contents& contents() const { return pool_->contents_; }
+  // Memory for so many bytes of digests, as the device sees it. Needs a Device::Scope.
+  CUdeviceptr digest_memory(std::size_t size);
+  bool has_digest_memory() const { return pool_->digest_memory_ != nullptr; }
+  void drop_digest_memory() noexcept { pool_->digest_memory_.reset(); }
+  const digest::Digest* digests() const {
+    return static_cast<const digest::Digest*>(pool_->digest_memory_->start());
+  }
+  void leak_digests() noexcept;
+  // Gives the backup's host memory back, and forgets what was in it.
+  void clear_backup() noexcept;
+
   using Piece = Pool::Piece;
+  static constexpr std::size_t kZeros = Pool::kZeros;
   using Image = std::map<std::uint64_t, std::vector<Piece>>;
-  // Where each live run of bytes goes in a backup, in allocation order, packed from position 0.
-  Image plan_image() const;
+  // Where each live run of bytes goes in a backup, in allocation order, packed from position 0. What is
+  // `dead` is no contents.
+  Image plan_image(const DeadBytes& dead) const;
   static std::size_t image_bytes(const Image& image);
   const Image& image() const { return pool_->image_; }
+  Image& image() { return pool_->image_; }
   void set_image(Image image) noexcept { pool_->image_.swap(image); }
 
   // The fence of the last resume. Unless the device's later work is ordered behind it, no block is taken

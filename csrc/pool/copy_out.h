@@ -20,8 +20,9 @@ class CopyOut {
   };
   static constexpr std::size_t kBatch = std::size_t{128} << 20;  // bytes, at least
 
-  // Plans where everything goes and starts to provision host memory. Throws kHostMemory.
-  explicit CopyOut(Pool::Claim& claim);
+  // Plans where everything goes, by digest where the pool has digests, and starts to provision host memory.
+  // `dead` bytes are left out. Needs a Device::Scope. Throws kHostMemory, or what the device failed with.
+  CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt);
   ~CopyOut();
   CopyOut(const CopyOut&) = delete;
   CopyOut& operator=(const CopyOut&) = delete;
@@ -31,23 +32,48 @@ class CopyOut {
   // The host memory and the places of the contents stay with the pool: from here on the backup is true
   // for every segment whose copies have ended.
   void keep(const Interrupt& interrupt);
+  // All copies have ended: later pauses need not repeat them.
+  void commit() noexcept;
   // In the order in which they end. One batch while host memory is still being provisioned: the driver
   // then makes every call wait, and events are calls.
   const std::vector<Batch>& batches() const { return batches_; }
 
   Pool::Claim& claim() const { return claim_; }
-  double seconds_waited() const { return seconds_waited_; }  // for host memory
-  std::size_t bytes() const { return bytes_; }               // copied
+  double seconds_waited() const { return seconds_waited_; }        // for host memory
+  double seconds_digesting() const { return seconds_digesting_; }  // and for planning by digest
+  std::size_t bytes() const { return bytes_; }                     // copied
 
  private:
+  // The memory for digests goes again when a pause fails that made it.
+  class DigestMemory {
+   public:
+    explicit DigestMemory(Pool::Claim& claim) : claim_(claim), is_kept_(claim.has_digest_memory()) {}
+    ~DigestMemory() {
+      if (!is_kept_) claim_.drop_digest_memory();
+    }
+    DigestMemory(const DigestMemory&) = delete;
+    DigestMemory& operator=(const DigestMemory&) = delete;
+    void keep() noexcept { is_kept_ = true; }
+
+   private:
+    Pool::Claim& claim_;
+    bool is_kept_;
+  };
+
+  void place_by_digest(const Interrupt& interrupt);
+  void place(std::uint64_t segment, Pool::Claim::Piece& piece);
   void copy(CUdeviceptr from, const Pool::Claim::Piece& piece, const Interrupt& interrupt);
   void end_batch(std::vector<Segment*>& segments);
 
   Pool::Claim& claim_;
+  DigestMemory digest_memory_;
   Pool::Claim::Image image_;
-  Provision provision_;
+  Pool::Claim::Image copies_;             // what of it is not in the backup yet
+  std::unique_ptr<Contents::Plan> plan_;  // null: without digests
+  std::unique_ptr<Provision> provision_;
   std::vector<Batch> batches_;
   double seconds_waited_ = 0;
+  double seconds_digesting_ = 0;
   std::size_t bytes_ = 0;
 };
 

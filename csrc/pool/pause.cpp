@@ -23,15 +23,15 @@ std::size_t bytes_of(const Pool::Claim& claim) {
 
 // Submits the copies of every pool with a backup. All of them before anything is given away: what can
 // fail for want of host memory or in a driver call has not failed then.
-Copies start_copies(Claims& claims, const Interrupt& interrupt) {
+Copies start_copies(Claims& claims, const PauseOptions& options) {
   Copies copies;
   for (const auto& claim : claims) {
     // A paused pool gets here only to give up memory it still holds: its contents are backed up.
     if (!claim->keeps_contents() || claim->state() == State::kPaused) continue;
     try {
       const Device::Scope scope(claim->device());
-      copies.push_back(std::make_unique<CopyOut>(*claim));
-      copies.back()->start(interrupt);
+      copies.push_back(std::make_unique<CopyOut>(*claim, options.dead, options.interrupt));
+      copies.back()->start(options.interrupt);
     } catch (Error& error) {
       claim->pool().explain(error, bytes_of(*claim),
                             error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
@@ -39,7 +39,7 @@ Copies start_copies(Claims& claims, const Interrupt& interrupt) {
     }
   }
   for (const auto& copy : copies) {
-    copy->keep(interrupt);
+    copy->keep(options.interrupt);
     claims.report_of(copy->claim()).bytes_copied = copy->bytes();
   }
   return copies;
@@ -56,7 +56,10 @@ class KeptBackups {
     std::size_t next = 0;
     for (const auto& claim : claims_) {
       const std::size_t chunks = chunks_[next++];
-      if (!claim->policy().is_retained && claim->state() == State::kActive) claim->buffer().truncate(chunks);
+      if (!claim->policy().is_retained && claim->state() == State::kActive) {
+        claim->contents().clear();
+        claim->buffer().truncate(chunks);
+      }
     }
   }
 
@@ -88,17 +91,22 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
     claim->set_discarded(options.discarded.count(claim->pool().id()) != 0);
     if (!claim->keeps_contents()) claim->set_image({});
   }
-  report.seconds = {{"quiesce", watch.lap()}, {"provision", 0}, {"copy", 0}, {"unmap", 0},
-                    {"release", 0},           {"total", 0}};
+  report.seconds = {{"quiesce", watch.lap()}, {"digest", 0},  {"provision", 0}, {"copy", 0},
+                    {"unmap", 0},             {"release", 0}, {"total", 0}};
   std::vector<Phases> own(static_cast<std::size_t>(claims.end() - claims.begin()), report.seconds);
 
   KeptBackups backups(claims);
   GivingAway giving_away(claims, report);
+  double digested = 0;
   double provisioned = 0;
   try {
-    const Copies copies = start_copies(claims, options.interrupt);
-    for (const auto& copy : copies) provisioned += copy->seconds_waited();
+    const Copies copies = start_copies(claims, options);
+    for (const auto& copy : copies) {
+      provisioned += copy->seconds_waited();
+      digested += copy->seconds_digesting();
+    }
     giving_away.run(copies, options.interrupt);
+    for (const auto& copy : copies) copy->commit();
   } catch (const std::exception&) {
     backups.restore();
     throw;
@@ -107,9 +115,9 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   for (const auto& claim : claims) claim->set_state(State::kPaused);
   const double unmapped = giving_away.seconds_unmapping();
   const double released = giving_away.seconds_releasing();
-  const double copied = watch.lap() - provisioned - unmapped - released;
+  const double copied = watch.lap() - digested - provisioned - unmapped - released;
   claims.note_memory_after();
-  const std::array<double, 5> rest{provisioned, copied, unmapped, released, watch.total()};
+  const std::array<double, 6> rest{digested, provisioned, copied, unmapped, released, watch.total()};
   const auto complete = [&rest](Phases& seconds) {
     for (std::size_t i = 0; i < rest.size(); ++i) seconds[i + 1].second = rest.at(i);
   };

@@ -84,6 +84,7 @@ PoolStatus Pool::status() {
   status.bytes_used -= freed_bytes();
   status.bytes_backed_up = backed_up_;
   status.host_bytes = host_bytes_;
+  status.has_digests = has_digests();
   status.pending_frees = freed_count();
   status.last_pause = last_pause_;
   status.last_resume = last_resume_;
@@ -96,7 +97,7 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
     const Device::Scope scope(device_);
     const Claim claim(shared_from_this(), "preparing", interrupt);
     if (policy_.backup != Backup::kHost) return 0;
-    Provision provision(buffer_, Claim::image_bytes(claim.plan_image()));
+    Provision provision(buffer_, Claim::image_bytes(claim.plan_image({})));
     provision.keep(interrupt);
     return provision.bytes_added();
   } catch (Error& error) {
@@ -110,7 +111,7 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
 std::size_t Pool::trim(const Interrupt& interrupt) {
   process::require_owner();
   const Device::Scope scope(device_);
-  const Claim claim(shared_from_this(), "trimming", interrupt);
+  Claim claim(shared_from_this(), "trimming", interrupt);
   if (claim.state() == State::kPaused && claim.keeps_contents()) {
     Error error(Kind::kPaused,
                 describe() + " is paused, and its contents are in the backup; resume it first");
@@ -120,14 +121,14 @@ std::size_t Pool::trim(const Interrupt& interrupt) {
   claim.wait_for_restore(interrupt);
   claim.settle();
   const std::size_t bytes = buffer_.capacity();
-  buffer_.clear();
+  claim.clear_backup();
   return bytes;
 }
 
 void Pool::close(const Interrupt& interrupt) {
   process::require_owner();
   const Device::Scope scope(device_);
-  const Claim claim(shared_from_this(), "closing", interrupt);
+  Claim claim(shared_from_this(), "closing", interrupt);
   claim.wait_for_restore(interrupt);
   claim.settle();
   static_cast<void>(wait_for_freed(/*is_claimant=*/true, interrupt));
@@ -145,7 +146,7 @@ void Pool::close(const Interrupt& interrupt) {
     is_closed_ = true;
   }
   stream_.reset();
-  buffer_.clear();
+  claim.clear_backup();
   image_.clear();
   restore_.reset();
 }

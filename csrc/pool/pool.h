@@ -10,22 +10,29 @@
 #include <vector>
 
 #include "backup/host_buffer.h"
+#include "backup/pinned_memory.h"
 #include "base/interrupt.h"
 #include "base/mutex.h"
 #include "owners/stream.h"
 #include "pool/block.h"
+#include "pool/contents.h"
 #include "pool/fence.h"
 #include "pool/segment.h"
 
 namespace fencepool {
 
 enum class Backup { kNone, kHost };
+enum class Digests {
+  kNone,       // every byte is copied at every pause
+  kAvailable,  // where the device can take them
+};
 enum class Fill { kUndefined, kZero };
 
 struct Policy {
   Backup backup = Backup::kNone;
   bool is_retained = true;       // keep the backup's host memory between cycles
   Fill fill = Fill::kUndefined;  // what a pool without backup holds after a resume
+  Digests digests = Digests::kAvailable;
 };
 
 enum class State { kActive, kPaused };
@@ -42,6 +49,7 @@ struct PoolStatus {
   std::size_t bytes_used = 0;       // by live tensors
   std::size_t bytes_backed_up = 0;  // contents in the backup now, while paused
   std::size_t host_bytes = 0;       // pinned host memory held for the backup
+  bool has_digests = false;         // only blocks that changed are copied to the backup
   std::size_t pending_frees = 0;    // blocks whose last work has not ended
   Phases last_pause, last_resume;
 };
@@ -49,6 +57,7 @@ struct PoolStatus {
 // A run of bytes in a backup. It stays readable while the chunks live, and true until the pool resumes.
 struct BackupPart {
   std::vector<std::shared_ptr<const HostChunk>> chunks;
+  std::shared_ptr<const char> zeros;  // for bytes that are stored nowhere
   const char* start;
   std::size_t size;  // bytes
 };
@@ -85,8 +94,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void close(const Interrupt& interrupt) EXCLUDES(mutex_);
   // Where [address, address + size) of a paused pool lies in its backup, in order. Neighbouring parts are
   // merged where the host memory is contiguous. Throws kInvalid when the pool has no such bytes in a backup.
-  std::vector<BackupPart> backup_of(CUdeviceptr address, std::size_t size, const Interrupt& interrupt)
-      EXCLUDES(mutex_);
+  // With `is_view` somebody may write to them: bytes that are not stored for themselves alone are refused, and
+  // the backup's digests count no longer.
+  std::vector<BackupPart> backup_of(CUdeviceptr address, std::size_t size, bool is_view,
+                                    const Interrupt& interrupt) EXCLUDES(mutex_);
   bool is_closed() const EXCLUDES(mutex_);
 
   std::uint64_t id() const { return id_; }
@@ -96,6 +107,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::string describe() const;  // "pool 'weights' on cuda:0"
   // Puts the pool, the bytes wanted and free, and what to do into an error on its way out.
   void explain(Error& error, std::size_t wanted, const char* advice) const noexcept;
+
+  // Whether only blocks that changed are copied to the backup.
+  bool has_digests() const {
+    return policy_.backup == Backup::kHost && policy_.digests == Digests::kAvailable &&
+           device_.digest_kernel() != nullptr;
+  }
 
   // What a transition needs: the state, and the insides while the claim lasts. See claim.h.
   class Claim;
@@ -117,6 +134,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
       EXCLUDES(mutex_);
   std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                   const Interrupt& interrupt) EXCLUDES(mutex_);
+
+  struct Piece;
+  void expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, std::size_t end);
 
   // freeing.cpp
   void give_back(Places& places) noexcept EXCLUDES(mutex_);
@@ -154,11 +174,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
   struct Piece {
     std::size_t offset;    // bytes from the segment's start
     std::size_t size;      // bytes
-    std::size_t position;  // in the host buffer
+    std::size_t position;  // in the host buffer, or kZeros
+    digest::Digest digest{};
+    bool is_digested = false;  // `digest` is what the contents have
   };
+  static constexpr std::size_t kZeros = ~std::size_t{0};  // stored nowhere: all bytes are zero
   std::unique_ptr<Stream> stream_;
   HostBuffer buffer_;
   std::map<std::uint64_t, std::vector<Piece>> image_;  // by segment serial: where the contents are
+  Contents contents_;                                  // of the host buffer, where digests are taken
+  std::unique_ptr<PinnedMemory> digest_memory_;        // where the device puts them
   std::shared_ptr<Fence> restore_;                     // of the last resume
   bool is_discarded_ = false;  // the last pause dropped the contents, though the policy keeps them
 };

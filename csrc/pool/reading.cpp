@@ -1,4 +1,7 @@
 // Reading what a paused pool holds from its backup.
+#include <algorithm>
+#include <set>
+
 #include "pool/claim.h"
 #include "pool/pool.h"
 
@@ -18,15 +21,35 @@ void append(std::vector<BackupPart>& parts, std::shared_ptr<const HostChunk> chu
     if (parts.back().chunks.back() != chunk) parts.back().chunks.push_back(std::move(chunk));
     parts.back().size += size;
   } else {
-    parts.push_back({{std::move(chunk)}, start, size});
+    parts.push_back({{std::move(chunk)}, nullptr, start, size});
   }
+}
+
+void append_zeros(std::vector<BackupPart>& parts, std::size_t size) {
+  std::shared_ptr<const char> zeros(new char[size](), std::default_delete<const char[]>());
+  const char* const start = zeros.get();
+  parts.push_back({{}, std::move(zeros), start, size});
+}
+
+// Calls `use` with each piece of a segment that lies in [offset, end), and that part of it. Returns how far
+// the pieces went without a gap.
+template <class Pieces, class Use>
+std::size_t for_each_piece(Pieces& pieces, std::size_t offset, std::size_t end, Use use) {
+  for (auto& piece : pieces) {
+    if (offset >= end || offset < piece.offset || offset >= piece.offset + piece.size) continue;
+    const std::size_t size = std::min(piece.offset + piece.size, end) - offset;
+    use(piece, offset - piece.offset, size);
+    offset += size;
+  }
+  return offset;
 }
 
 }  // namespace
 
-std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, const Interrupt& interrupt) {
+std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, bool is_view,
+                                        const Interrupt& interrupt) {
   if (policy_.backup != Backup::kHost) throw not_backed_up(*this, size, "its policy keeps none");
-  const Claim claim(shared_from_this(), "reading", interrupt);
+  Claim claim(shared_from_this(), "reading", interrupt);
   if (claim.state() != State::kPaused) {
     throw not_backed_up(*this, size, "it is active, and its contents are in the tensors themselves");
   }
@@ -41,22 +64,44 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, c
     throw not_backed_up(*this, size, "after a pause that failed they are kept in device memory; resume it");
   }
   std::vector<BackupPart> parts;
-  std::size_t offset = address - found->range.address();
+  const std::size_t offset = address - found->range.address();
   const std::size_t end = offset + size;
   const auto pieces = claim.image().find(found->serial);
+  std::size_t reached = offset;
   if (pieces != claim.image().end()) {
-    for (const Piece& piece : pieces->second) {
-      while (offset >= piece.offset && offset < piece.offset + piece.size && offset < end) {
-        const std::size_t inside = offset - piece.offset;
-        const HostBuffer::Place place =
-            claim.buffer().place(piece.position + inside, std::min(piece.size - inside, end - offset));
+    reached = for_each_piece(pieces->second, offset, end, [&](Piece& piece, std::size_t inside, std::size_t part) {
+      if (piece.position == kZeros) return append_zeros(parts, part);
+      for (std::size_t done = 0; done < part;) {
+        const HostBuffer::Place place = claim.buffer().place(piece.position + inside + done, part - done);
         append(parts, claim.buffer().share(place.chunk), place.address, place.size);
-        offset += place.size;
+        done += place.size;
       }
-    }
+    });
   }
-  if (offset < end) throw not_backed_up(*this, size, "they were no live tensor when it was paused");
+  if (reached < end) throw not_backed_up(*this, size, "they were no live tensor when it was paused");
+  if (is_view && parts.size() == 1) expose(claim, pieces->second, offset, end);
   return parts;
+}
+
+// What is written to a view is restored, so it must be the only place that these bytes come from, and
+// no digest can speak for it any more.
+void Pool::expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, std::size_t end) {
+  std::set<std::size_t> positions;
+  for_each_piece(pieces, offset, end, [&](const Piece& piece, std::size_t, std::size_t) {
+    if (piece.position == kZeros || !positions.insert(piece.position).second) positions.insert(kZeros);
+  });
+  std::size_t uses = 0;
+  for (const auto& [segment, others] : claim.image()) {
+    for (const Piece& piece : others) uses += positions.count(piece.position);
+  }
+  if (positions.count(kZeros) != 0 || uses != positions.size()) {
+    throw not_backed_up(*this, end - offset,
+                        "they are stored once together with equal bytes, and have no view of their own; a copy "
+                        "can be had");
+  }
+  claim.contents().clear();
+  for_each_piece(pieces, offset, end,
+                 [](Piece& piece, std::size_t, std::size_t) { piece.is_digested = false; });
 }
 
 }  // namespace fencepool

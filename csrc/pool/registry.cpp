@@ -20,7 +20,8 @@ State& the_state() {
 }
 
 bool is_same(const Policy& a, const Policy& b) {
-  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill;
+  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill &&
+         a.digests == b.digests;
 }
 
 }  // namespace
@@ -29,6 +30,10 @@ std::shared_ptr<Pool> get_pool(Device& device, const std::string& tag, const Pol
   process::require_owner();
   if (tag.empty()) throw Error(Kind::kInvalid, "a tag must not be empty");
   if (tag.find('\0') != std::string::npos) throw Error(Kind::kInvalid, "a tag must not hold a NUL character");
+  // While memory is at hand. Without kernels every byte is copied, as the pool's status says.
+  if (policy.backup == Backup::kHost && policy.digests == Digests::kAvailable) {
+    static_cast<void>(device.load_kernels());
+  }
   State& state = the_state();
   const Lock lock(state.mutex);
   for (const auto& pool : state.pools) {

@@ -3,6 +3,7 @@
 #include "base/problems.h"
 #include "base/retry.h"
 #include "pool/claims.h"
+#include "pool/digest_pass.h"
 
 namespace fencepool {
 
@@ -99,19 +100,77 @@ void Restore::commit() noexcept {
   claim_.set_state(State::kActive);
 }
 
+// Pieces that follow each other, here and in the backup, come in one copy.
 void Restore::copy_back(const Segment& segment, CUstream stream) {
-  const auto pieces = claim_.image().find(segment.serial);
-  if (pieces == claim_.image().end()) return;
-  for (const Pool::Claim::Piece& piece : pieces->second) {
-    for (std::size_t done = 0; done < piece.size;) {
-      const HostBuffer::Place place = claim_.buffer().place(piece.position + done, piece.size - done);
-      claim_.device().driver().check<Call::cuMemcpyHtoDAsync>(segment.range.address() + piece.offset + done,
-                                                              static_cast<const void*>(place.address),
-                                                              place.size, stream);
-      done += place.size;
-      bytes_copied_ += place.size;
+  const auto found = claim_.image().find(segment.serial);
+  if (found == claim_.image().end()) return;
+  const std::vector<Pool::Claim::Piece>& pieces = found->second;
+  for (std::size_t first = 0; first < pieces.size();) {
+    const Pool::Claim::Piece& start = pieces[first];
+    const bool is_zeros = start.position == Pool::Claim::kZeros;
+    std::size_t size = start.size;
+    std::size_t next = first + 1;
+    while (next < pieces.size() && pieces[next].offset == start.offset + size &&
+           pieces[next].position == (is_zeros ? Pool::Claim::kZeros : start.position + size)) {
+      size += pieces[next++].size;
+    }
+    bring_back(segment.range.address() + start.offset, start.position, size, stream);
+    first = next;
+  }
+}
+
+void Restore::bring_back(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
+  Driver& driver = claim_.device().driver();
+  if (position == Pool::Claim::kZeros) {
+    driver.check<Call::cuMemsetD8Async>(to, static_cast<unsigned char>(0), size, stream);
+    return;
+  }
+  for (std::size_t done = 0; done < size;) {
+    const HostBuffer::Place place = claim_.buffer().place(position + done, size - done);
+    driver.check<Call::cuMemcpyHtoDAsync>(to + done, static_cast<const void*>(place.address), place.size, stream);
+    done += place.size;
+    bytes_copied_ += place.size;
+  }
+}
+
+void Restore::verify(const Interrupt& interrupt) {
+  const Device::Scope scope(claim_.device());
+  if (!claim_.keeps_contents()) return;
+  DigestPass pass(claim_);
+  std::vector<std::pair<const Segment*, const Pool::Claim::Piece*>> blocks;
+  std::size_t unknown = 0;
+  for (const auto& staged : staged_) {
+    const Segment& segment = staged->segment;
+    const auto found = claim_.image().find(segment.serial);
+    if (segment.has_contents_kept || found == claim_.image().end()) continue;
+    for (const Pool::Claim::Piece& piece : found->second) {
+      if (!piece.is_digested) {
+        ++unknown;
+        continue;
+      }
+      pass.add(segment.range.address() + piece.offset, piece.size);
+      blocks.emplace_back(&segment, &piece);
     }
   }
+  if (unknown > 0 && blocks.empty()) {
+    throw Error(Kind::kUnavailable, "its backup was taken without digests, so it cannot be verified");
+  }
+  pass.submit();
+  const digest::Digest* found = pass.wait(interrupt);
+  std::size_t wrong = 0;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (found[i] == blocks[i].second->digest) continue;
+    if (wrong++ == 0) first = i;
+  }
+  if (wrong == 0) return;
+  const auto& [segment, piece] = blocks[first];
+  Error error(Kind::kCorrupted, "the backup is not what was stored: " + std::to_string(wrong) + " of " +
+                                    std::to_string(blocks.size()) + " blocks differ, first " +
+                                    format_bytes(piece->size) + " at byte " + std::to_string(piece->offset) +
+                                    " of the segment at " + format_address(segment->range.address()));
+  error.wanted = piece->size;
+  throw error;
 }
 
 }  // namespace fencepool

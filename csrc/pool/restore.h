@@ -26,6 +26,8 @@ class Restore {
   // Submits what brings the contents back, in allocation order, and returns the event behind it; null
   // when there is nothing to bring back.
   std::shared_ptr<Event> submit();
+  // Compares what has been brought back with its digests, and waits for that. Throws kCorrupted.
+  void verify(const Interrupt& interrupt);
   // The pool is active.
   void commit() noexcept;
 
@@ -36,6 +38,7 @@ class Restore {
  private:
   struct Staged;
   void copy_back(const Segment& segment, CUstream stream);
+  void bring_back(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream);
 
   Pool::Claim& claim_;
   std::vector<std::unique_ptr<Staged>> staged_;

@@ -10,6 +10,9 @@
 namespace fencepool {
 namespace {
 
+constexpr const char* kNotHandedOut =
+    "Nothing was handed out, and everything is still paused. resume(verify=False) brings back what there is; "
+    "load the contents anew after that";
 constexpr const char* kStillPaused = "Everything is still paused and its contents are safe; resume again";
 
 using Restores = std::vector<std::unique_ptr<Restore>>;
@@ -21,7 +24,8 @@ void for_each(Restores& restores, Work work) {
     try {
       work(*restore);
     } catch (Error& error) {
-      restore->claim().pool().explain(error, restore->bytes_wanted(), kStillPaused);
+      const char* advice = error.kind == Kind::kCorrupted ? kNotHandedOut : kStillPaused;
+      restore->claim().pool().explain(error, restore->bytes_wanted(), advice);
       throw;
     }
   }
@@ -76,7 +80,7 @@ void give_backups_back(Restores& restores) noexcept {
       static_cast<void>(claim.restore()->synchronize(-1, {}));
       claim.settle();
       claim.set_image({});
-      claim.buffer().clear();
+      claim.clear_backup();
     } catch (const std::exception& error) {
       problems::record({claim.pool().tag(), ": its backup is kept for now: ", error.what()});
     }
@@ -146,6 +150,9 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
     fences.push_back(
         std::make_shared<Fence>(std::vector<Device*>{&restore.claim().device()}, std::move(own)));
   });
+  if (options.is_verified) {
+    for_each(restores, [&](Restore& restore) { restore.verify(options.interrupt); });
+  }
   const double submitted = watch.lap();
   report.fence = whole_fence(claims, std::move(events));
   const bool is_ordered = options.order == Order::kContext;

@@ -46,6 +46,7 @@ struct PauseOptions {
   StreamsByDevice streams;
   Interrupt interrupt;
   std::set<std::uint64_t> discarded;  // ids of pools whose contents this pause drops, backup or not
+  std::map<CUdeviceptr, std::size_t> dead = {};  // bytes of live blocks that hold nothing: start to size
 };
 
 // Releases the device memory of all `pools`, contents first where their policy says so.
@@ -65,6 +66,7 @@ struct ResumeOptions {
   bool is_host_held = false;
   StreamsByDevice streams;
   Interrupt interrupt;
+  bool is_verified = false;  // the contents are compared with their digests; the host waits for it
 };
 
 // Takes device memory for all `pools`, maps it where it was, submits the copies back, and orders the
@@ -72,7 +74,7 @@ struct ResumeOptions {
 //
 // The fence covers pools that were active already too, as long as their own last restore is under way.
 // Nothing is committed before every step has succeeded: when one fails, what was taken is given back
-// and every pool is paused as it was, contents in its backup. Errors: kCapture, kOutOfMemory, kDriver.
+// and every pool is paused as it was, contents in its backup. Errors: kCapture, kOutOfMemory, kDriver, kCorrupted.
 TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOptions& options);
 
 }  // namespace fencepool

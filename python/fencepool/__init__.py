@@ -17,6 +17,7 @@ from fencepool._version import __version__
 from fencepool.errors import (
     CallbackError,
     CaptureError,
+    CorruptedBackupError,
     DriverError,
     DriverUnavailable,
     Error,
@@ -52,6 +53,7 @@ __all__ = [
     "CallbackError",
     "CallbackHandle",
     "CaptureError",
+    "CorruptedBackupError",
     "DeviceInfo",
     "DeviceMemory",
     "DriverError",

@@ -62,6 +62,10 @@ class PoolBusyError(Error):
     """The pool still has live tensors."""
 
 
+class CorruptedBackupError(Error):
+    """A backup holds something else than was stored. Nothing was handed out, and the pools stay paused."""
+
+
 class UnknownTagError(Error, KeyError):
     """No pool has that tag; the message names those there are."""
 
@@ -116,6 +120,7 @@ _KINDS: dict[str, type[BaseException]] = {
     "busy": PoolBusyError,
     "unavailable": DriverUnavailable,
     "forked": ForkedError,
+    "corrupted": CorruptedBackupError,
     "invalid": ValueError,
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from fencepool import _core
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
-from fencepool.errors import PoolBusyError
+from fencepool.errors import PoolBusyError, UnsupportedError
 from fencepool.reports import PoolStatus, timings
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ class Pool:
     def fill(self) -> Fill:
         """What a pool without backup holds after a resume."""
         return self._core.fill
+
+    @property
+    def digests(self) -> bool:
+        """Whether a pause copies only the blocks that changed, and a resume can be verified."""
+        return self._core.has_digests
 
     @property
     def state(self) -> str:
@@ -171,7 +176,7 @@ class Pool:
             copy: a copy of its own. False: a view of the pinned backup itself. The view stays readable
                 for as long as it lives, but holds the tensor's contents only until the pool resumes; what
                 is written to it is restored then. It keeps its part of the host memory from being given
-                back.
+                back, and has the next pause copy everything, as digests cannot tell what was written.
 
         Returns:
             A CPU tensor of the same dtype, shape and strides.
@@ -179,7 +184,8 @@ class Pool:
         Raises:
             TypeError: it is no tensor.
             ValueError: it does not lie in this pool, has not one dense storage, the pool is active or keeps
-                no backup, or, with ``copy=False``, its backup is in several pieces.
+                no backup, or, with ``copy=False``, its backup is in several pieces or shared with equal bytes
+                elsewhere in the pool.
         """
         from fencepool.pytorch import backups
 
@@ -254,6 +260,7 @@ class Pool:
             bytes_used=status["bytes_used"],
             bytes_backed_up=status["bytes_backed_up"],
             host_bytes=status["host_bytes"],
+            digests=status["has_digests"],
             pending_frees=status["pending_frees"],
             last_pause=timings(status["last_pause"]) if status["last_pause"] else None,
             last_resume=timings(status["last_resume"]) if status["last_resume"] else None,
@@ -397,6 +404,7 @@ def pool(
     backup: Backup = "none",
     retain: bool = True,
     fill: Fill = "undefined",
+    digests: bool | None = None,
 ) -> Pool:
     """Get or create the pool of that tag, device and policy. Thread-safe.
 
@@ -410,10 +418,15 @@ def pool(
         retain: keep the backup's host memory from one pause to the next. Without it the memory goes back
             before each resume returns, which then waits for the restore.
         fill: what a pool without backup holds after a resume: "undefined", or "zero".
+        digests: have the device take 128-bit digests of the contents at each pause, and copy only the blocks
+            of 256 KiB that are not in the backup yet; equal blocks are stored once, zeros nowhere. None:
+            where the device can (:attr:`Pool.digests` says so); False: every byte is copied at every
+            pause; True: it must be able to.
 
     Raises:
         TypeError, ValueError: a bad argument.
         DriverUnavailable: the device's driver cannot be used here.
+        UnsupportedError: digests were asked for, and the device cannot take them.
     """
     if not isinstance(tag, str):
         raise TypeError(f"a tag is a string, not {type(tag).__name__}")
@@ -422,5 +435,15 @@ def pool(
     for name, value in (("backup", backup), ("fill", fill)):
         if not isinstance(value, str):
             raise TypeError(f"{name} is a string, not {type(value).__name__}")
+    if digests is not None and not isinstance(digests, bool):
+        raise TypeError(f"digests is True, False or None, not {type(digests).__name__}")
+    if digests and backup == "none":
+        raise ValueError("digests are of a backup, and backup is 'none'")
     where = parse_device(device)
-    return known(_core.get_pool(where.provider, where.ordinal, tag, backup, retain, fill))
+    if digests and (reason := _core.load_kernels(where.provider, where.ordinal)):
+        raise UnsupportedError(f"{where} cannot take digests: {reason}")
+    return known(
+        _core.get_pool(
+            where.provider, where.ordinal, tag, backup, retain, fill, backup != "none" and digests is not False
+        )
+    )

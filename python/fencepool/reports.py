@@ -45,7 +45,7 @@ class PauseReport:
 
     pools: tuple[PoolTransition, ...]
     seconds: Timings
-    """Phases: quiesce, provision, copy, unmap, release; total."""
+    """Phases: quiesce, digest, provision, copy, unmap, release; total."""
     device_memory: tuple[DeviceMemory, ...]
     unreleased_bytes: int
     """What the driver refused to take back; it stays held, unused, until the next resume. Normally 0."""
@@ -96,6 +96,8 @@ class PoolStatus:
     """Contents in the backup, while paused."""
     host_bytes: int
     """Pinned host memory held for the backup, in any state."""
+    digests: bool
+    """Whether a pause copies only what changed since the last one."""
     pending_frees: int
     """Freed blocks whose last work has not ended on the device."""
     last_pause: Timings | None

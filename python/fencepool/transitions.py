@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fencepool import _core, host_driver, observing
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
-from fencepool.errors import CallbackError, UnknownTagError, add_note
+from fencepool.errors import CallbackError, UnknownTagError, UnsupportedError, add_note
 from fencepool.fences import Fence, parse_seconds
 from fencepool.pools import empty_torch_cache, exclusive, known
 from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
@@ -68,6 +68,7 @@ def resume(
     device: str | torch.device | None = None,
     wait: float = 0.0,
     order: Order = "context",
+    verify: bool = False,
 ) -> Resumed:
     """Take device memory for every pool of those tags again, at the same addresses; all of them or none.
 
@@ -83,11 +84,15 @@ def resume(
         wait: seconds to keep trying while memory is short, as when another process is still giving its
             memory back. PyTorch's own cached blocks are given back before the first retry.
         order: "context" or "explicit".
+        verify: compare what came back with its digests, on the device. The host waits for the restore then.
 
     Raises:
         UnknownTagError: no pool has such a tag.
         OutOfMemoryError: the memory is not there; says how much is wanted, free and missing.
         CaptureError: a stream of a device is being captured.
+        CorruptedBackupError: with ``verify``, a backup is not what was stored. Without it the contents
+            would come back as they are.
+        UnsupportedError: with ``verify``, a pool with a backup has no digests.
         DriverError: a driver call failed.
         After each of these every pool is paused as it was, its contents in the backup, and the call can
         be made again.
@@ -96,7 +101,14 @@ def resume(
     seconds = parse_seconds("wait", wait)
     if order not in ("context", "explicit"):
         raise ValueError(f"order is 'context' or 'explicit', not {order!r}")
-    return _resume(select(tags, device), seconds, order)
+    if not isinstance(verify, bool):
+        raise TypeError(f"verify is True or False, not {type(verify).__name__}")
+    pools = select(tags, device)
+    if verify:
+        for pool in pools:
+            if pool.backup != "none" and not pool.digests:
+                raise UnsupportedError(f"{pool!r} has no digests to verify its contents by; nothing was changed")
+    return _resume(pools, seconds, order, verify=verify)
 
 
 @contextlib.contextmanager
@@ -208,9 +220,9 @@ def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
         )
 
 
-def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
+def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = False) -> Resumed:
     with observing.transition("resume", pools) as seen, exclusive(*pools):
-        report = _resume_core(pools, seconds, order)
+        report = _resume_core(pools, seconds, order, verify)
         seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
         fence = Fence(report["fence"])
         changed = {one["id"] for one in report["pools"] if one["is_changed"]}
@@ -225,7 +237,7 @@ def _resume(pools: list[Pool], seconds: float, order: Order) -> Resumed:
     )
 
 
-def _resume_core(pools: list[Pool], seconds: float, order: Order) -> dict[str, Any]:
+def _resume_core(pools: list[Pool], seconds: float, order: Order, verify: bool) -> dict[str, Any]:
     cores = [pool._core for pool in pools]
     captures = _captures(pools)
     is_held = order == "context" and any(host_driver.is_waiting(pool.device) for pool in pools)
@@ -233,10 +245,12 @@ def _resume_core(pools: list[Pool], seconds: float, order: Order) -> dict[str, A
     is_cuda = any(pool._core.provider == "cuda" for pool in pools)
     if torch is not None and is_cuda and torch.cuda.is_initialized():
         try:
-            return _core.resume(cores, 0.0, order, is_held, captures)
+            return _core.resume(cores, 0.0, order, is_held, captures, verify)
         except MemoryError:
             empty_torch_cache()
-    return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures)
+    return _core.resume(
+        cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures, verify
+    )
 
 
 def _is_paused(pool: Pool) -> bool:

@@ -28,7 +28,7 @@ def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Ten
     size = _spanned(tensor) * tensor.element_size()
     parts = [
         torch.utils.dlpack.from_dlpack(part.to_dlpack())
-        for part in pool._core.backup_of(tensor.data_ptr(), size)
+        for part in pool._core.backup_of(tensor.data_ptr(), size, not is_copied)
     ]
     if not is_copied and len(parts) > 1:
         raise ValueError(
