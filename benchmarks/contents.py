@@ -10,6 +10,7 @@ import torch
 # Words summed at a time. PyTorch widens them to 64 bits first, so this bounds the scratch memory (512 MiB).
 _SLICE = 1 << 26
 _ROW = 4096
+_BLOCK = (256 << 10) // 4  # words
 
 
 class ContentsError(Exception):
@@ -27,10 +28,20 @@ def fill(tensors: Sequence[torch.Tensor], seed: int = 1) -> None:
         _words(tensor).random_(generator=generator)
 
 
-def change(tensors: Sequence[torch.Tensor]) -> None:
-    """Change every word, so that a backup of an earlier pause is not the right one any more."""
+def change(tensors: Sequence[torch.Tensor], fraction: float = 1.0, seed: int = 0) -> None:
+    """Change what the last pause backed up: every word, or one word in that fraction of the 256-KiB blocks."""
+    if fraction >= 1:
+        for tensor in tensors:
+            _words(tensor).add_(0x01010101)  # wraps around
+        return
+    if fraction <= 0:
+        return
+    step = round(_BLOCK / fraction)
+    passed = seed * 7919 % step  # other blocks each time
     for tensor in tensors:
-        _words(tensor).add_(0x01010101)  # wraps around
+        words = _words(tensor)
+        words[-passed % step :: step].add_(0x01010101)
+        passed += words.numel()
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:

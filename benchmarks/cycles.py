@@ -51,6 +51,8 @@ class Plan:
     """Cycles after the first."""
     hold: float
     """Seconds between pause and resume. The driver scrubs released pages meanwhile."""
+    change: float = 1.0
+    """The fraction of the weights that changes before each pause but the first."""
     is_broken: bool = False
     """Change a word after a resume, so that the check must fail."""
 
@@ -87,7 +89,7 @@ def measure(system: System, device: Device, layout: Layout, plan: Plan) -> list[
 
 
 def _cycle(system: System, device: Device, layout: Layout, plan: Plan, index: int) -> dict[str, Any]:
-    contents.change(system.tensors(WEIGHTS))
+    contents.change(system.tensors(WEIGHTS), plan.change if index else 1.0, index)
     contents.write_cache(system.tensors(KV_CACHE), index + 1)
     expected = contents.checksums(system.tensors(WEIGHTS)) if system.has_backup else []
     device.synchronize()

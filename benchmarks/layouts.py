@@ -81,6 +81,18 @@ LAYOUTS = {
             kv_tensors=56,
             kv_tensor_bytes=1 << 30,
         ),
+        # 14 GiB in few large fused tensors, as a mixture of experts has them: 8 layers of 64 experts.
+        Layout(
+            "moe",
+            weights=tuple([(64, 2 * 1408, 2048), (64, 2048, 1408), (3 * 2048, 2048), (2048, 2048)] * 13),
+            kv_cache=tuple([((8 << 30) // ELEMENT_BYTES,)] * 2),
+        ),
+        # 3 GiB in 20,000 small tensors, most of which share segments.
+        Layout(
+            "small",
+            weights=tuple([(320, 256), (256,), (96, 1024), (24, 128)] * 5000),
+            kv_cache=tuple([((1 << 30) // ELEMENT_BYTES,)] * 4),
+        ),
         # The same kinds of tensors, small enough for the embedded driver.
         transformer(
             "tiny",

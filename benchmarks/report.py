@@ -62,8 +62,15 @@ def _facts(document: Document) -> list[str]:
         f"{document['date']}, layout {layout['name']}, device {document['device']}: {where}",
         f"{machine['cpu']}, {machine['cores']} cores, {memory}, Linux {machine['kernel']}, {pages}",
         ", ".join(f"{name} {version or 'not there'}" for name, version in versions.items()),
-        f"{document['cycles']} cycles after the first, {hold}",
+        f"{document['cycles']} cycles after the first, {hold}; {_change(document)}",
     ]
+
+
+def _change(document: Document) -> str:
+    fraction = document.get("change", 1.0)
+    if fraction >= 1:
+        return "every word of the weights changes before each pause"
+    return f"{fraction * 100:g}% of the weights' blocks of 256 KiB change before each pause after the first"
 
 
 def _rich(table: Table) -> RichTable:

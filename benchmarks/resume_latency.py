@@ -36,12 +36,15 @@ SCHEMA = 1
 
 def main(
     device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
-    layout: Annotated[str, typer.Option(help="7b or tiny; by default 7b on a GPU, tiny on cpu.")] = "",
+    layout: Annotated[str, typer.Option(help="7b, moe, small or tiny; by default 7b on a GPU, tiny on cpu.")] = "",
     systems: Annotated[
         list[str] | None, typer.Option(help="Systems or ids, comma-separated or repeated; by default all.")
     ] = None,
     cycles: Annotated[int, typer.Option(min=1, help="Cycles after the first. Slow systems run fewer.")] = 5,
     hold: Annotated[float, typer.Option(min=0, help="Seconds between pause and resume.")] = 0.3,
+    change: Annotated[
+        float, typer.Option(min=0, max=1, help="Fraction of the weights that changes before each later pause.")
+    ] = 1.0,
     output: Annotated[Path, typer.Option(help="Folder for the JSON and Markdown files.")] = RESULTS,
     render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,
     break_contents: Annotated[
@@ -60,7 +63,7 @@ def main(
     _check_device(device)
     if is_emulated(device) and shape.size(WEIGHTS) + shape.size(KV_CACHE) > EMULATED_MEMORY:
         raise typer.BadParameter(f"layout {shape.name} is too large for the emulation; --layout tiny is not")
-    document = _describe(device, shape, cycles, hold)
+    document = {**_describe(device, shape, cycles, hold), "change": change}
     path = output / _file_name(document)
     try:
         _measure_all(document, entries, path, break_contents, console)
@@ -158,6 +161,7 @@ def _measure(document: dict[str, Any], entry: Entry, is_broken: bool) -> dict[st
         layout=document["layout"]["name"],
         cycles=min(document["cycles"], entry.most_cycles or document["cycles"]),
         hold=document["hold_seconds"],
+        change=document["change"],
         is_broken=is_broken,
     )
     result = {**head, **isolation.measure(entry, plan)}
@@ -169,7 +173,8 @@ def _measure(document: dict[str, Any], entry: Entry, is_broken: bool) -> dict[st
 def _file_name(document: dict[str, Any]) -> str:
     """What it was measured on, and when: a result never takes another's place."""
     place = "emulation" if document["kind"] == "emulation" else str(document["machine"]["gpu"])
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{place} {document['layout']['name']}".lower()).strip("-")
+    change = "" if document["change"] >= 1 else f" {document['change'] * 100:g} percent changed"
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{place} {document['layout']['name']}{change}".lower()).strip("-")
     stamp = document["date"].split("+")[0].replace(":", "")
     return f"{document['benchmark']}-{slug}-{stamp}.json"
 

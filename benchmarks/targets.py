@@ -15,6 +15,9 @@ from figures import Document, Result
 
 FIRST_PAUSE = 0.65
 LATER_PAUSE = 0.300
+# By the fraction of the weights that changed.
+UNCHANGED_PAUSE = 0.030
+PARTLY_CHANGED_PAUSE = 0.040  # up to 1%
 RESUME_RETURNS = 0.020
 OVER_LINK = 1.05
 
@@ -35,7 +38,8 @@ def evaluate(document: Document) -> list[dict[str, Any]]:
             rows.append(_row(document, "first pause after prepare()", name, LATER_PAUSE, _first(result)))
         else:
             rows.append(_row(document, "first pause with backup", name, FIRST_PAUSE, _first(result)))
-        rows.append(_row(document, "later pauses with backup", name, LATER_PAUSE, _later(result)))
+        what, pause_limit = _of_later_pauses(document)
+        rows.append(_row(document, what, name, pause_limit, _later(result)))
         rows.append(_row(document, "resume of the weights returns", name, RESUME_RETURNS, _returns(result)))
         limit, restored = _link(document), _median(result, "resume_weights")
         rows.append(_row(document, "restore complete, 1.05 x the link", name, limit, restored))
@@ -70,12 +74,21 @@ def _row(
     }
 
 
+def _of_later_pauses(document: Document) -> tuple[str, float]:
+    fraction = document.get("change", 1.0)
+    if fraction == 0:
+        return "later pauses, nothing changed", UNCHANGED_PAUSE
+    if fraction <= 0.01:
+        return "later pauses, 1% changed", PARTLY_CHANGED_PAUSE
+    return "later pauses with backup", LATER_PAUSE
+
+
 def _first(result: Result | None) -> float | None:
     return figures.figure(result, "pause_weights").first if result else None
 
 
 def _later(result: Result | None) -> float | None:
-    return figures.figure(result, "pause_weights").most if result else None
+    return max(figures.figure(result, "pause_weights").later) if result else None
 
 
 def _returns(result: Result | None) -> float | None:

@@ -453,7 +453,7 @@ def test_the_reports_of_one_cycle(machine, pool, policy):
         policy.backup,
         copied,
     )
-    assert list(paused.seconds) == ["quiesce", "provision", "copy", "unmap", "release", "total"]
+    assert list(paused.seconds) == ["quiesce", "digest", "provision", "copy", "unmap", "release", "total"]
     assert all(seconds >= 0 for seconds in paused.seconds.values())
     assert sum(paused.seconds.values()) <= 2 * paused.seconds["total"] + 1e-6
     assert paused.bytes_released == one.bytes == mapped

@@ -55,6 +55,7 @@ CATALOGUE = (
     _fencepool("per-tensor", "weights by one Pool.empty a tensor, backup on the host"),
     _fencepool("adopted", "weights adopted as one module, backup on the host"),
     _fencepool("prepared", "as adopted, Pool.prepare() before the first pause", most_cycles=2),
+    _fencepool("no-digests", "as adopted, every byte copied at every pause"),
     _fencepool("no-backup", "weights dropped, by one adopted module"),
     _saver("no-backup", "preload mode, weights dropped"),
     _saver("cpu-backup-retained", "preload mode, CPU backup kept between cycles"),

@@ -21,7 +21,12 @@ class FencepoolSystem:
     def __init__(self, device: Device, layout: Layout, variant: str) -> None:
         self.has_backup = variant != "no-backup"
         self.pools = {
-            WEIGHTS: fp.pool(WEIGHTS, device.name, backup="host" if self.has_backup else "none"),
+            WEIGHTS: fp.pool(
+                WEIGHTS,
+                device.name,
+                backup="host" if self.has_backup else "none",
+                digests=False if variant == "no-digests" else None,
+            ),
             KV_CACHE: fp.pool(KV_CACHE, device.name, backup="none"),
         }
         make = _one_by_one if variant == "per-tensor" else _adopted

@@ -1,38 +1,30 @@
 // A little pinned host memory that kernels write to.
 #pragma once
 
-#include "base/host_memory.h"
-#include "owners/registration.h"
+#include "backup/host_buffer.h"
 
 namespace fencepool {
 
 class PinnedMemory {
  public:
   // At least `size` bytes. Needs a Device::Scope. Throws kHostMemory.
-  PinnedMemory(Device& device, std::size_t size) : memory_(size, device.numa_node()) {
-    memory_.populate();
-    registration_ = std::make_unique<Registration>(device, memory_.start(), memory_.size());
-    device_address_ = registration_->device_address();
+  PinnedMemory(Device& device, std::size_t size)
+      : whole_(size, device.numa_node()), chunk_(whole_, whole_.size()) {
+    chunk_.memory.populate();
+    chunk_.registration = std::make_unique<Registration>(device, chunk_.memory.start(), chunk_.memory.size());
+    device_address_ = chunk_.registration->device_address();
   }
-  ~PinnedMemory() {
-    if (registration_ != nullptr && !registration_->unpin()) memory_.leak();
-  }
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   // Kernels may still write to it: it stays for good.
-  void leak() noexcept {
-    static_cast<void>(registration_.release());
-    memory_.leak();
-  }
+  void leak() noexcept { chunk_.leak(); }
 
-  const void* start() const { return memory_.start(); }
+  const void* start() const { return chunk_.memory.start(); }
   CUdeviceptr device_address() const { return device_address_; }
-  std::size_t size() const { return memory_.size(); }  // bytes
+  std::size_t size() const { return chunk_.memory.size(); }  // bytes
 
  private:
-  host_memory::Reservation memory_;
-  std::unique_ptr<Registration> registration_;
+  host_memory::Reservation whole_;  // hands its memory over to the chunk
+  HostChunk chunk_;
   CUdeviceptr device_address_ = 0;
 };
 

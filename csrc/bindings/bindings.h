@@ -15,6 +15,7 @@ namespace fencepool {
 void bind_errors(pybind11::module_& module);
 void bind_pools(pybind11::module_& module);
 void bind_machine(pybind11::module_& module);
+void bind_digests(pybind11::module_& module);
 void bind_pytorch(pybind11::module_& module);
 
 // Streams as Python hands them over.

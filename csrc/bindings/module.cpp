@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   fencepool::bind_errors(module);
   fencepool::bind_pools(module);
   fencepool::bind_machine(module);
+  fencepool::bind_digests(module);
   fencepool::bind_pytorch(module);
   fencepool::bind_raw(module);
 }

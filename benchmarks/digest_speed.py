@@ -1,0 +1,118 @@
+"""How fast the device takes digests of its own memory, beside how fast it copies it.
+
+    python benchmarks/digest_speed.py --device cuda:0
+
+Both are medians over rounds of several passes each over one buffer of random bytes. A copy reads and writes, so it
+moves two bytes for each that it copies; a digest reads only. See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+import machine_facts
+import report
+from devices import Device, is_emulated
+from fencepool import _core
+
+PASSES = 5
+TARGET = 0.8  # of the bandwidth that a copy reaches
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    size: Annotated[float, typer.Option(min=0.001, help="GiB of the buffer.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 7,
+    output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
+) -> None:
+    """Time digests and copies of device memory."""
+    where = Device(device)
+    kind = "emulation" if is_emulated(device) else "measured"
+    words = int((size or (0.03 if where.is_emulated else 14)) * 2**30) // 8
+    if where.is_emulated:
+        import fencepool as fp
+
+        buffer = fp.pool("digest speed", device).empty((words,), torch.int64)
+    else:
+        buffer = torch.empty((words,), dtype=torch.int64, device=where.torch_device)
+    buffer.random_()
+    other = torch.empty_like(buffer)
+    bytes_each = buffer.numel() * 8
+    seconds: dict[str, list[float]] = {"copy": [], "digest": []}
+    for _ in range(rounds):
+        where.synchronize()
+        start = time.perf_counter()
+        for _ in range(PASSES):
+            other.copy_(buffer)
+        where.synchronize()
+        seconds["copy"].append((time.perf_counter() - start) / PASSES)
+        provider, ordinal = ("host" if where.is_emulated else "cuda"), int(device.partition(":")[2] or 0)
+        _, once = _core.digests_on_device(provider, ordinal, buffer.data_ptr(), bytes_each, times=PASSES)
+        seconds["digest"].append(once)
+    rates = {
+        "copy": 2 * bytes_each / statistics.median(seconds["copy"]),
+        "digest": bytes_each / statistics.median(seconds["digest"]),
+    }
+    header = ["what", "ms", "GB/s of device memory", "of a copy's", "kind"]
+    rows = [
+        [
+            name,
+            f"{statistics.median(taken) * 1e3:.2f} ({min(taken) * 1e3:.2f} to {max(taken) * 1e3:.2f})",
+            f"{rates[name] / 1e9:,.0f}",
+            f"{rates[name] / rates['copy'] * 100:.0f}%",
+            kind,
+        ]
+        for name, taken in seconds.items()
+    ]
+    table = Table(*header, title=f"{bytes_each / 2**30:.2f} GiB on {device}")
+    for row in rows:
+        table.add_row(*row)
+    report.console().print(table)
+    verdict = "met" if rates["digest"] >= TARGET * rates["copy"] else "missed"
+    print(f"target, {TARGET:.0%} of a copy's bandwidth: {'not judged' if where.is_emulated else verdict}")
+    if output is None:
+        return
+    document = {
+        "schema": 1,
+        "benchmark": "digest_speed",
+        "kind": kind,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": device,
+        "machine": machine_facts.machine(device),
+        "versions": machine_facts.versions(),
+        "bytes": bytes_each,
+        "seconds": seconds,
+        "bytes_a_second": rates,
+        "verdict": verdict,
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    place = "emulation" if where.is_emulated else "gpu"
+    path = output / f"digest_speed-{place}-{document['date'].split('+')[0].replace(':', '')}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    gpu = document["machine"]["gpu"] or "the embedded driver (emulation)"
+    lines = [
+        "# Digests of device memory",
+        "",
+        f"- {document['date']}, {gpu}, driver {document['machine']['driver']}; {bytes_each / 2**30:.2f} GiB,"
+        f" {rounds} rounds of {PASSES} passes",
+        f"- target, {TARGET:.0%} of a copy's bandwidth: {verdict}",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + " --- |" + " ---: |" * (len(header) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
