@@ -11,7 +11,9 @@ import pytest
 import fencepool as fp
 from fencepool import _core
 
-pytest.register_assert_rewrite("support.machine", "support.waiting", "support.contents", "support.children")
+pytest.register_assert_rewrite(
+    *(f"support.{name}" for name in ("machine", "waiting", "contents", "children", "ranks"))
+)
 
 try:
     import torch

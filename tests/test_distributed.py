@@ -2,105 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
-import fencepool
+from support.ranks import run
 
 pytestmark = pytest.mark.soak  # processes that import PyTorch, four at a time
-
-PACKAGES = str(Path(fencepool.__file__).parent.parent)
-RANKS = 4
-
-PRELUDE = """
-import json, os, signal, sys, time
-import torch, torch.distributed as dist
-import fencepool as fp
-import fencepool.distributed as fpd
-from fencepool import _core
-
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo", init_method=os.environ["INIT"], rank=rank, world_size=size)
-weights = fp.pool("weights", "cpu", backup="host")
-cache = fp.pool("kv_cache", "cpu", fill="zero")
-tensor = weights.empty((1 << 20,), dtype=torch.uint8)
-tensor.fill_(rank + 1)
-keys = cache.empty((1 << 20,), dtype=torch.uint8)
-keys.fill_(7)
-
-def say(**facts):
-    print("SAID " + json.dumps({"rank": rank, **facts}), flush=True)
-
-def states():
-    return {"weights": weights.state, "cache": cache.state}
-
-def attempt(call, *args, **kwargs):
-    began = time.monotonic()
-    try:
-        call(*args, **kwargs)
-        return {"error": "", "ranks": {}, "seconds": time.monotonic() - began}
-    except fp.RankError as error:
-        return {
-            "error": str(error),
-            "ranks": error.ranks,
-            "cause": type(error.__cause__).__name__,
-            "notes": getattr(error, "__notes__", []),
-            "seconds": time.monotonic() - began,
-        }
-
-def die_before(module, name, when=1):
-    original, calls = getattr(module, name), []
-    def dying(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == when:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args, **kwargs)
-    setattr(module, name, dying)
-"""
-
-
-def run(tmp_path, program, ranks=RANKS):
-    """What each rank said, by rank; and each process's exit status."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": PACKAGES,
-        "WORLD_SIZE": str(ranks),
-        "INIT": f"file://{tmp_path}/store",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    code = PRELUDE + textwrap.dedent(program) + "\nsys.stdout.flush(); os._exit(0)\n"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said: dict[int, list[dict]] = {}
-    statuses = []
-    try:
-        for rank, process in enumerate(processes):
-            output, errors = process.communicate(timeout=100)
-            statuses.append(process.returncode)
-            lines = [line.removeprefix("SAID ") for line in output.splitlines() if line.startswith("SAID ")]
-            said[rank] = [json.loads(line) for line in lines]
-            assert process.returncode in (0, -signal.SIGKILL), errors[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return said, statuses
 
 
 def test_all_ranks_pause_and_resume_together(tmp_path):
