@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -163,6 +165,100 @@ def test_everything_at_once(machine, policy, new_tag):
     assert {pool.state for pool in pools} == {"active"}
     eventually(lambda: all(pool.status().bytes_used == 0 for pool in pools), "everything is given back")
     assert _core.problems() == []
+
+
+def test_eight_threads_with_a_region_each_allocate_free_pause_and_resume(machine, keeping, new_tag):
+    """What PyTorch allocates lands in the thread's own pool, whatever the other threads are doing."""
+    sizes = (3 * MIB, 700, MIB, 40_000)
+
+    def live(seed: int) -> None:
+        pool = fp.pool(new_tag(), machine.device, **keeping.options)
+        held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for turn in range(8):
+            before = pattern(sizes[turn % 4], seed)  # outside: there it would lie in the pool itself
+            with pool.region():
+                held.append((before.to(machine.torch_device, copy=True), before))
+                lost = torch.zeros(sizes[seed % 4], dtype=torch.uint8, device=machine.torch_device)
+                assert pool.contains(lost)
+            del lost
+            if len(held) > 3:
+                held.pop(turn % 3)
+            addresses = [tensor.data_ptr() for tensor, _ in held]
+            fp.pause(pool.tag)
+            assert pool.status().bytes_mapped == 0
+            fp.resume(pool.tag)
+            assert [tensor.data_ptr() for tensor, _ in held] == addresses
+            for tensor, contents in held:
+                assert pool.contains(tensor)
+                assert_same(tensor, contents)
+
+    together(*(lambda seed=seed: live(seed) for seed in range(8)))
+    assert _core.problems() == []
+
+
+def stuck_in_its_copy(machine, pool) -> tuple[Job, Any]:
+    """A resume of the paused pool whose copy waits for a latch, and the latch."""
+    copies = _core.call_counts(machine.provider)["cuEventRecord"]
+    latch = machine.hold_context()
+    resuming = Job(lambda: fp.resume(pool.tag))
+    eventually(
+        lambda: _core.call_counts(machine.provider)["cuEventRecord"] > copies + 1, "the copies are submitted"
+    )
+    return resuming, latch
+
+
+def cycled(*pools) -> None:
+    """Make what a pool makes on first use: a driver may wait for the device then, which will be held."""
+    for pool in pools:
+        fp.pause(pool.tag)
+        fp.resume(pool.tag)
+
+
+def test_no_operation_on_a_pool_but_a_pause_waits_for_the_copy_of_another(machine, policy, new_tag):
+    """A pause does: it waits for all work of its device."""
+    # Without retaining, a resume waits for its own copy, to give the backup back: only the slow one here.
+    policy = dataclasses.replace(policy, retain=True)
+    slow = fp.pool(new_tag(), machine.device, backup="host", retain=False)
+    other = fp.pool(new_tag(), machine.device, **policy.options)
+    paused = fp.pool(new_tag(), machine.device, **policy.options)
+    held, before = filled(slow, 2 * MIB, 1)
+    away, away_before = filled(paused, MIB, 3)
+    cycled(slow, paused)
+    away.copy_(away_before)
+    freed = [filled(other, MIB, 2)[0]]
+    fp.pause(slow.tag, paused.tag)
+    resuming, latch = stuck_in_its_copy(machine, slow)
+
+    def operate() -> None:
+        assert other.contains(other.empty((MIB,), dtype=torch.uint8))
+        freed.clear()
+        assert [status.state for status in fp.status()][-3:] == ["resuming", "active", "paused"]
+        fp.resume(paused.tag, order="explicit")
+        assert paused.state == "active"
+
+    Job(operate).result()
+    assert resuming.is_running()
+    latch.open()
+    resuming.result()
+    assert_same(held, before)
+    fp.resume(paused.tag)  # behind the copies of before, where there are any
+    policy.assert_after(away, away_before)
+
+
+def test_a_pool_pauses_and_resumes_during_the_copy_of_another_device(machines, new_tag):
+    slow = fp.pool(new_tag(), machines[0].device, backup="host", retain=False)
+    free = fp.pool(new_tag(), machines[1].device, backup="host")
+    held, before = filled(slow, 2 * MIB, 1)
+    other, other_before = filled(free, 2 * MIB, 2)
+    cycled(slow, free)
+    fp.pause(slow.tag)
+    resuming, latch = stuck_in_its_copy(machines[0], slow)
+    Job(lambda: cycled(free, free)).result()
+    assert resuming.is_running()
+    latch.open()
+    resuming.result()
+    assert_same(other, other_before)
+    assert_same(held, before)
 
 
 class ClosedError(Exception):
