@@ -30,7 +30,7 @@ TARGET = 0.8  # of the bandwidth that a copy reaches
 
 def main(
     device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
-    size: Annotated[float, typer.Option(min=0.001, help="GiB of the buffer.")] = 0,
+    size: Annotated[float, typer.Option(min=0, help="GiB of the buffer; 0: 14 on a GPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
 ) -> None:

@@ -58,7 +58,7 @@ Pool::Claim::~Claim() {
   pool_->claimed_for_ = nullptr;
   pool_->claimant_ = {};
   pool_->host_bytes_ = pool_->buffer_.capacity();
-  pool_->backed_up_ = state_ == State::kPaused ? image_bytes(pool_->image_) : 0;
+  pool_->backed_up_ = state_ == State::kPaused ? bytes_of(pool_->image_) : 0;
   if (state_ == State::kPaused) {
     pool_->reap_idle();
   } else {
@@ -119,7 +119,7 @@ Stream& Pool::Claim::stream() const {
   return *pool_->stream_;
 }
 
-Pool::Claim::Image Pool::Claim::plan_image(const DeadBytes& dead) const {
+Image Pool::Claim::plan_image(const DeadBytes& dead) const {
   Image image;
   std::size_t position = 0;
   for (const Segment* segment : segments()) {
@@ -153,16 +153,8 @@ void Pool::Claim::leak_digests() noexcept {
 
 void Pool::Claim::clear_backup() noexcept {
   pool_->buffer_.clear();
-  pool_->contents_.clear();
+  pool_->is_stored_ = false;
   pool_->digest_memory_.reset();
-}
-
-std::size_t Pool::Claim::image_bytes(const Image& image) {
-  std::size_t bytes = 0;
-  for (const auto& [serial, pieces] : image) {
-    for (const Piece& piece : pieces) bytes += piece.size;
-  }
-  return bytes;
 }
 
 void Pool::Claim::set_restore(std::shared_ptr<Fence> fence, bool is_ordered) noexcept {

@@ -45,7 +45,9 @@ class Pool::Claim {
 
   // Whether pauses go by digests: the policy allows it, and the device can take them.
   bool has_digests() const { return pool_->has_digests(); }
-  Contents& contents() const { return pool_->contents_; }
+  // What the backup holds now, if pauses may rely on it; null otherwise.
+  const Image* stored() const { return pool_->is_stored_ ? &pool_->image_ : nullptr; }
+  void set_stored(bool is_stored) noexcept { pool_->is_stored_ = is_stored; }
   // Memory for so many bytes of digests, as the device sees it. Needs a Device::Scope.
   CUdeviceptr digest_memory(std::size_t size);
   bool has_digest_memory() const { return pool_->digest_memory_ != nullptr; }
@@ -57,16 +59,15 @@ class Pool::Claim {
   // Gives the backup's host memory back, and forgets what was in it.
   void clear_backup() noexcept;
 
-  using Piece = Pool::Piece;
-  static constexpr std::size_t kZeros = Pool::kZeros;
-  using Image = std::map<std::uint64_t, std::vector<Piece>>;
   // Where each live run of bytes goes in a backup, in allocation order, packed from position 0. What is
   // `dead` is no contents.
   Image plan_image(const DeadBytes& dead) const;
-  static std::size_t image_bytes(const Image& image);
   const Image& image() const { return pool_->image_; }
   Image& image() { return pool_->image_; }
-  void set_image(Image image) noexcept { pool_->image_.swap(image); }
+  void set_image(Image image) noexcept {
+    pool_->image_.swap(image);
+    pool_->is_stored_ = false;
+  }
 
   // The fence of the last resume. Unless the device's later work is ordered behind it, no block is taken
   // from the gaps it may still write before it is done.

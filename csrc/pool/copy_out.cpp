@@ -12,8 +12,6 @@
 namespace fencepool {
 namespace {
 
-using Piece = Pool::Claim::Piece;
-
 // Of any number of zeros.
 const digest::Digest& digest_of_zeros() {
   static const digest::Digest digest = digest::of(digest::process_key(), nullptr, 0);
@@ -30,31 +28,6 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
   }
 }
 
-// Where the block that was here at the last pause is stored.
-std::optional<std::size_t> last_position(const Pool::Claim::Image& image, std::uint64_t segment,
-                                         const Piece& block) {
-  const auto pieces = image.find(segment);
-  if (pieces == image.end()) return std::nullopt;
-  const auto found =
-      std::lower_bound(pieces->second.begin(), pieces->second.end(), block.offset,
-                       [](const Piece& piece, std::size_t offset) { return piece.offset < offset; });
-  const bool is_same = found != pieces->second.end() && found->offset == block.offset &&
-                       found->size == block.size && found->position != Pool::Claim::kZeros;
-  return is_same ? std::optional(found->position) : std::nullopt;
-}
-
-// Appends a copy, to the last one where it goes on there.
-void append(std::vector<Piece>& copies, const Piece& piece) {
-  if (!copies.empty()) {
-    Piece& last = copies.back();
-    if (last.offset + last.size == piece.offset && last.position + last.size == piece.position) {
-      last.size += piece.size;
-      return;
-    }
-  }
-  copies.push_back({piece.offset, piece.size, piece.position});
-}
-
 }  // namespace
 
 CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt)
@@ -62,13 +35,11 @@ CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& int
   std::size_t wanted = 0;
   if (claim.has_digests()) {
     Stopwatch watch;
-    place_by_digest(interrupt);
+    wanted = place_by_digest(interrupt);
     seconds_digesting_ = watch.total();
-    wanted = plan_->end();
   } else {
-    claim.contents().clear();
     copies_ = image_;
-    wanted = Pool::Claim::image_bytes(image_);
+    wanted = bytes_of(image_);
   }
   provision_ = std::make_unique<Provision>(claim.buffer(), wanted);
 }
@@ -79,51 +50,36 @@ CopyOut::~CopyOut() {
   claim_.buffer().set_unsettled();
 }
 
-// Every block gets the place of an equal one that is stored already, or one of its own.
-void CopyOut::place_by_digest(const Interrupt& interrupt) {
-  Pool::Claim::Image blocks;
+// Returns how many bytes the backup has to have.
+std::size_t CopyOut::place_by_digest(const Interrupt& interrupt) {
   DigestPass pass(claim_);
   for (const Segment* segment : claim_.segments()) {
-    std::vector<Piece>& own = blocks[segment->serial];
-    for (const Piece& run : image_.at(segment->serial)) cut_into_blocks(run, own);
-    for (const Piece& block : own) pass.add(segment->range.address() + block.offset, block.size);
+    for (const Piece& run : image_.at(segment->serial)) {
+      pass.add(segment->range.address() + run.offset, run.offset, run.size);
+    }
   }
   pass.submit();
+  Image blocks;  // made while the device is at work
+  for (const auto& [segment, runs] : image_) {
+    for (const Piece& run : runs) cut_into_blocks(run, blocks[segment]);
+  }
   const digest::Digest* next = pass.wait(interrupt);
-
-  // Whoever holds a view of the backup may have written to it.
-  if (claim_.buffer().is_shared()) claim_.contents().clear();
-  plan_ = std::make_unique<Contents::Plan>(claim_.contents());
-  std::vector<std::pair<std::uint64_t, Piece*>> missing;
   for (auto& [segment, own] : blocks) {
     for (Piece& block : own) {
       block.digest = *next++;
       block.is_digested = true;
-      if (block.digest == digest_of_zeros()) {
-        block.position = Pool::Claim::kZeros;
-      } else if (const auto position = plan_->find(block.digest, block.size)) {
-        block.position = *position;
-      } else {
-        missing.emplace_back(segment, &block);
-      }
     }
   }
-  plan_->drop_unused();
-  for (const auto& [segment, block] : missing) place(segment, *block);
+  // Whoever holds a view of the backup may have written to it.
+  if (claim_.buffer().is_shared()) claim_.set_stored(false);
+  Placed placed = place_blocks(blocks, claim_.stored(), digest_of_zeros());
   image_.swap(blocks);
-}
-
-void CopyOut::place(std::uint64_t segment, Piece& block) {
-  if (const auto position = plan_->find(block.digest, block.size)) {  // an equal one came before
-    block.position = *position;
-    return;
-  }
-  block.position =
-      plan_->add(block.digest, block.size, last_position(std::as_const(claim_).image(), segment, block));
-  append(copies_[segment], block);
+  copies_.swap(placed.copies);
+  return placed.end;
 }
 
 void CopyOut::start(const Interrupt& interrupt) {
+  if (!copies_.empty()) claim_.set_stored(false);  // from here on it is being overwritten
   std::vector<Segment*> batch;
   std::size_t batch_bytes = 0;
   for (Segment* segment : claim_.segments()) {
@@ -152,7 +108,7 @@ void CopyOut::keep(const Interrupt& interrupt) {
 }
 
 void CopyOut::commit() noexcept {
-  if (plan_ != nullptr) plan_->commit();
+  claim_.set_stored(claim_.has_digests());
   digest_memory_.keep();
 }
 

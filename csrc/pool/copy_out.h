@@ -60,16 +60,14 @@ class CopyOut {
     bool is_kept_;
   };
 
-  void place_by_digest(const Interrupt& interrupt);
-  void place(std::uint64_t segment, Pool::Claim::Piece& piece);
-  void copy(CUdeviceptr from, const Pool::Claim::Piece& piece, const Interrupt& interrupt);
+  std::size_t place_by_digest(const Interrupt& interrupt);
+  void copy(CUdeviceptr from, const Piece& piece, const Interrupt& interrupt);
   void end_batch(std::vector<Segment*>& segments);
 
   Pool::Claim& claim_;
   DigestMemory digest_memory_;
-  Pool::Claim::Image image_;
-  Pool::Claim::Image copies_;             // what of it is not in the backup yet
-  std::unique_ptr<Contents::Plan> plan_;  // null: without digests
+  Image image_;
+  Image copies_;  // what of it is not in the backup yet
   std::unique_ptr<Provision> provision_;
   std::vector<Batch> batches_;
   double seconds_waited_ = 0;

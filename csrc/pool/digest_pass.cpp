@@ -14,19 +14,11 @@ DigestPass::~DigestPass() {
   claim_.leak_digests();
 }
 
-void DigestPass::add(CUdeviceptr address, std::size_t size) {
-  if (!runs_.empty()) {
-    digest::Run& last = runs_.back();
-    const bool is_whole = last.bytes <= last.head ? last.bytes == last.head
-                                                  : (last.bytes - last.head) % digest::kBlock == 0;
-    if (last.address + last.bytes == address && is_whole) {
-      last.bytes += size;
-      ++blocks_;
-      return;
-    }
-  }
-  runs_.push_back({address, size, static_cast<std::uint32_t>(size), 0});
-  ++blocks_;
+void DigestPass::add(CUdeviceptr address, std::size_t offset, std::size_t size) {
+  const std::size_t to_line = digest::kBlock - offset % digest::kBlock;
+  const auto head = static_cast<std::uint32_t>(std::min(size, to_line));
+  runs_.push_back({address, size, head, 0});
+  blocks_ += digest::blocks_in(size, head);
 }
 
 void DigestPass::submit() {

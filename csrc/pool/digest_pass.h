@@ -17,12 +17,12 @@ class DigestPass {
   DigestPass(const DigestPass&) = delete;
   DigestPass& operator=(const DigestPass&) = delete;
 
-  // One block more: [address, address + size), both multiples of digest::kUnit; at most digest::kBlock.
-  // Blocks that follow each other on the grid become one run.
-  void add(CUdeviceptr address, std::size_t size);
+  // A run more, `offset` bytes into its segment: it counts as blocks that end where the segment's grid has its
+  // lines. All three are multiples of digest::kUnit.
+  void add(CUdeviceptr address, std::size_t offset, std::size_t size);
   // Submits the kernels to the pool's stream, behind what is there. Needs a Device::Scope.
   void submit();
-  // Waits for them. One digest for each block, in the order they were added; valid until the next pass of the
+  // Waits for them. One digest for each block, in the order of the runs; valid until the next pass of the
   // pool. Throws what the device failed with.
   const digest::Digest* wait(const Interrupt& interrupt);
 

@@ -1,6 +1,5 @@
 #include "pool/extents.h"
 
-#include <algorithm>
 #include <iterator>
 
 namespace fencepool {
@@ -16,28 +15,6 @@ std::optional<std::size_t> Extents::take(std::size_t size) {
   free_.erase(best);
   taken_ += size;
   return offset;
-}
-
-bool Extents::take_at(std::size_t offset, std::size_t size) {
-  const auto after = free_.upper_bound(offset);
-  if (after == free_.begin()) return false;
-  const auto gap = std::prev(after);
-  const std::size_t end = gap->first + gap->second;
-  if (size > end - std::min(end, offset)) return false;
-  if (end > offset + size) free_.emplace(offset + size, end - (offset + size));  // first: it may throw
-  taken_ += size;
-  if (gap->first < offset) {
-    gap->second = offset - gap->first;
-  } else {
-    free_.erase(gap);
-  }
-  return true;
-}
-
-std::size_t Extents::end() const {
-  if (free_.empty()) return size_;
-  const auto& [offset, length] = *free_.rbegin();
-  return offset + length == size_ ? offset : size_;
 }
 
 void Extents::give_back(std::size_t offset, std::size_t size) {

@@ -20,8 +20,6 @@ class Extents {
 
   // Takes `size` bytes, a multiple of every earlier size's alignment, from the smallest gap that fits.
   std::optional<std::size_t> take(std::size_t size);
-  // Takes exactly these bytes. False, and nothing changes, when some of them are taken.
-  bool take_at(std::size_t offset, std::size_t size);
   // Gives back what take() gave; adjoining gaps become one.
   void give_back(std::size_t offset, std::size_t size);
 
@@ -29,8 +27,6 @@ class Extents {
   std::vector<Extent> taken(std::size_t bridge) const;
   std::size_t taken_bytes() const { return taken_; }
   std::size_t size() const { return size_; }
-  // Behind the last byte taken.
-  std::size_t end() const;
 
  private:
   std::size_t size_;

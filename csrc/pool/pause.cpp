@@ -57,7 +57,7 @@ class KeptBackups {
     for (const auto& claim : claims_) {
       const std::size_t chunks = chunks_[next++];
       if (!claim->policy().is_retained && claim->state() == State::kActive) {
-        claim->contents().clear();
+        claim->set_stored(false);
         claim->buffer().truncate(chunks);
       }
     }

@@ -97,7 +97,7 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
     const Device::Scope scope(device_);
     const Claim claim(shared_from_this(), "preparing", interrupt);
     if (policy_.backup != Backup::kHost) return 0;
-    Provision provision(buffer_, Claim::image_bytes(claim.plan_image({})));
+    Provision provision(buffer_, bytes_of(claim.plan_image({})));
     provision.keep(interrupt);
     return provision.bytes_added();
   } catch (Error& error) {

@@ -15,8 +15,8 @@
 #include "base/mutex.h"
 #include "owners/stream.h"
 #include "pool/block.h"
-#include "pool/contents.h"
 #include "pool/fence.h"
+#include "pool/image.h"
 #include "pool/segment.h"
 
 namespace fencepool {
@@ -135,7 +135,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                   const Interrupt& interrupt) EXCLUDES(mutex_);
 
-  struct Piece;
   void expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, std::size_t end);
 
   // freeing.cpp
@@ -171,18 +170,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::uint64_t restoring_until_ GUARDED_BY(mutex_) = 0;
 
   // Belongs to whoever has claimed the pool; `restore_` may be read under the lock while unclaimed.
-  struct Piece {
-    std::size_t offset;    // bytes from the segment's start
-    std::size_t size;      // bytes
-    std::size_t position;  // in the host buffer, or kZeros
-    digest::Digest digest{};
-    bool is_digested = false;  // `digest` is what the contents have
-  };
-  static constexpr std::size_t kZeros = ~std::size_t{0};  // stored nowhere: all bytes are zero
   std::unique_ptr<Stream> stream_;
   HostBuffer buffer_;
-  std::map<std::uint64_t, std::vector<Piece>> image_;  // by segment serial: where the contents are
-  Contents contents_;                                  // of the host buffer, where digests are taken
+  Image image_;             // where the contents are; while active, where they were
+  bool is_stored_ = false;  // the backup holds what `image_` says, by its digests
   std::unique_ptr<PinnedMemory> digest_memory_;        // where the device puts them
   std::shared_ptr<Fence> restore_;                     // of the last resume
   bool is_discarded_ = false;  // the last pause dropped the contents, though the policy keeps them

@@ -99,7 +99,7 @@ void Pool::expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, 
                         "they are stored once together with equal bytes, and have no view of their own; a copy "
                         "can be had");
   }
-  claim.contents().clear();
+  claim.set_stored(false);
   for_each_piece(pieces, offset, end,
                  [](Piece& piece, std::size_t, std::size_t) { piece.is_digested = false; });
 }

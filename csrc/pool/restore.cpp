@@ -104,24 +104,14 @@ void Restore::commit() noexcept {
 void Restore::copy_back(const Segment& segment, CUstream stream) {
   const auto found = claim_.image().find(segment.serial);
   if (found == claim_.image().end()) return;
-  const std::vector<Pool::Claim::Piece>& pieces = found->second;
-  for (std::size_t first = 0; first < pieces.size();) {
-    const Pool::Claim::Piece& start = pieces[first];
-    const bool is_zeros = start.position == Pool::Claim::kZeros;
-    std::size_t size = start.size;
-    std::size_t next = first + 1;
-    while (next < pieces.size() && pieces[next].offset == start.offset + size &&
-           pieces[next].position == (is_zeros ? Pool::Claim::kZeros : start.position + size)) {
-      size += pieces[next++].size;
-    }
-    bring_back(segment.range.address() + start.offset, start.position, size, stream);
-    first = next;
-  }
+  std::vector<Piece> runs;
+  for (const Piece& piece : found->second) append_run(runs, piece);
+  for (const Piece& run : runs) bring_back(segment.range.address() + run.offset, run.position, run.size, stream);
 }
 
 void Restore::bring_back(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
   Driver& driver = claim_.device().driver();
-  if (position == Pool::Claim::kZeros) {
+  if (position == kZeros) {
     driver.check<Call::cuMemsetD8Async>(to, static_cast<unsigned char>(0), size, stream);
     return;
   }
@@ -137,20 +127,24 @@ void Restore::verify(const Interrupt& interrupt) {
   const Device::Scope scope(claim_.device());
   if (!claim_.keeps_contents()) return;
   DigestPass pass(claim_);
-  std::vector<std::pair<const Segment*, const Pool::Claim::Piece*>> blocks;
+  std::vector<std::pair<const Segment*, const Piece*>> blocks;
   std::size_t unknown = 0;
   for (const auto& staged : staged_) {
     const Segment& segment = staged->segment;
     const auto found = claim_.image().find(segment.serial);
     if (segment.has_contents_kept || found == claim_.image().end()) continue;
-    for (const Pool::Claim::Piece& piece : found->second) {
+    std::vector<Extent> runs;  // of blocks that follow each other
+    for (const Piece& piece : found->second) {
       if (!piece.is_digested) {
         ++unknown;
-        continue;
+      } else if (!runs.empty() && runs.back().offset + runs.back().size == piece.offset) {
+        runs.back().size += piece.size;
+      } else {
+        runs.push_back({piece.offset, piece.size});
       }
-      pass.add(segment.range.address() + piece.offset, piece.size);
-      blocks.emplace_back(&segment, &piece);
+      if (piece.is_digested) blocks.emplace_back(&segment, &piece);
     }
+    for (const Extent& run : runs) pass.add(segment.range.address() + run.offset, run.offset, run.size);
   }
   if (unknown > 0 && blocks.empty()) {
     throw Error(Kind::kUnavailable, "its backup was taken without digests, so it cannot be verified");
