@@ -12,7 +12,7 @@ import fencepool as fp
 from fencepool import _core
 
 pytest.register_assert_rewrite(
-    *(f"support.{name}" for name in ("machine", "waiting", "contents", "children", "ranks"))
+    *(f"support.{name}" for name in ("machine", "waiting", "contents", "children", "ranks", "nvml"))
 )
 
 try:

@@ -9,6 +9,7 @@ Importing this package imports neither PyTorch nor CUDA.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from fencepool import errors, host_driver
@@ -40,6 +41,7 @@ from fencepool.machine import (
     set_memory_margin,
 )
 from fencepool.pools import CallbackHandle, Pool, pool
+from fencepool.remaining import Residual, residual
 from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransition, Resumed
 from fencepool.tracing import trace
 from fencepool.transitions import pause, paused, resume, status
@@ -72,6 +74,7 @@ __all__ = [
     "PoolTransition",
     "QuiesceTimeout",
     "RankError",
+    "Residual",
     "Resumed",
     "UnknownTagError",
     "UnsupportedError",
@@ -86,6 +89,7 @@ __all__ = [
     "pause",
     "paused",
     "pool",
+    "residual",
     "resume",
     "set_memory_margin",
     "status",
@@ -93,6 +97,8 @@ __all__ = [
     "watch_stream",
 ]
 
+if os.environ.get("FENCEPOOL_STATUS_DIR"):
+    importlib.import_module("fencepool.status_files").from_environment()
 
 # What needs PyTorch is imported on first use.
 _NEEDS_TORCH = {"disable": "fencepool.pytorch.regions", "cuda_graph": "fencepool.pytorch.graphs"}

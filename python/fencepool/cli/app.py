@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -93,3 +94,40 @@ def doctor(json: Annotated[bool, _JSON] = False) -> None:
     from .doctor import run
 
     raise typer.Exit(run(output(), json))
+
+
+@app.command()
+def residual(
+    pid: Annotated[int | None, typer.Option(min=1, help="Only this process.", show_default="all")] = None,
+    status_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where programs write how their memory divides.",
+            show_default="FENCEPOOL_STATUS_DIR, else that of FENCEPOOL_STATUS_DIR=1",
+        ),
+    ] = None,
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Say who holds device memory, how it divides, and what gives each part back.
+
+    Asks NVML for the processes of every GPU (the package nvidia-ml-py), and reads what programs started with
+    FENCEPOOL_STATUS_DIR=1 wrote after their last pause or resume. No process is stopped or asked.
+
+    Exit status: 0 it is shown, 2 nobody tells anything, or nothing of that process.
+    """
+    from fencepool.status_files import VARIABLE, directory
+
+    from . import residual_view
+    from .residual import NothingToShow, gather
+
+    where = status_dir or directory(os.environ.get(VARIABLE) or "1")
+    try:
+        report = gather(where, pid)
+    except NothingToShow as error:
+        say_error(str(error), error.hint)
+        raise typer.Exit(2) from None
+    console = output()
+    if json:
+        console.print_json(data=residual_view.as_json(report))
+    else:
+        residual_view.show(console, report)

@@ -7,15 +7,22 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from fencepool._sizes import size
 
+__all__ = [
+    "GIB",
+    "MIB",
+    "ago",
+    "count",
+    "mebibytes",
+    "messages",
+    "milliseconds",
+    "output",
+    "say_error",
+    "size",
+]
 
-def size(count: int) -> str:
-    """`count` bytes in the largest unit that keeps it readable, powers of two: "87.4 MiB", "139.8 GiB"."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(count) >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count} B"
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def mebibytes(count: int) -> str:
@@ -32,6 +39,14 @@ def milliseconds(seconds: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 GPU`, `2 GPUs`: English plurals of the regular kind."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was: "3 s ago", "12 min ago", "5 h ago"."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def output() -> Console:
