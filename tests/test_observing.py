@@ -141,8 +141,10 @@ def test_a_trace_has_transitions_phases_and_memory(kept, tmp_path):
     phases = [event for event in events if event.get("cat") == "phase"]
     assert {"quiesce", "copy", "create", "map"} <= {event["name"] for event in phases}
     assert all(event["dur"] >= 0 for event in phases)
-    held = [event["args"][f"{kept.tag} on cpu"] for event in events if event["ph"] == "C"]
-    assert held == [0, 2 * MIB]
+    pools = [event["args"] for event in events if event["name"] == "device memory of pools"]
+    held = [counted[f"{kept.tag} on cpu"] for counted in pools]
+    full = 2 * MIB
+    assert held == [full, full, 0, 0, full, full]  # at the start, around each transition, at the end
 
 
 def test_a_trace_of_a_failure_is_saved_too(kept, tmp_path):

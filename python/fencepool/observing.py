@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from fencepool import ranges
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fencepool.pools import Pool
-    from fencepool.reports import PoolTransition, Timings
+    from fencepool.reports import DeviceMemory, PoolTransition, Timings
 
 # Quiet by default: a handler of the program's own, on it or above, makes it speak. Only this logger: what the
 # integrations have to say is shown where nobody has configured logging, too.
@@ -39,6 +41,8 @@ class Transition:
     """Empty after a failure."""
     seconds: Timings = field(default_factory=dict)
     """By phase, in the order they ran."""
+    device_memory: tuple[DeviceMemory, ...] = ()
+    """Of the devices of the pools, before and after; empty after a failure."""
     error: BaseException | None = None
 
     @property
@@ -76,7 +80,8 @@ def transition(kind: Literal["pause", "resume"], pools: Sequence[Pool]) -> Itera
     seen = Transition(kind, tags, threading.get_native_id(), time.time())
     start = time.perf_counter()
     try:
-        yield seen
+        with ranges.named(f"{kind} {', '.join(tags)}"):
+            yield seen
     except BaseException as error:
         seen.error = error
         raise

@@ -59,8 +59,8 @@ def residual(device: str | torch.device | None = None) -> Residual:
 
     Other processes and the context need NVML (``pip install 'fencepool[observe]'``); without it, and on
     MIG slices and in containers where NVML does not know this process, they are part of ``unknown``, which
-    says so. Thread-safe; waits for no transition. Makes the device's context where the process has none, which takes
-    device memory. On the embedded driver the device's memory is this process's.
+    says so. Thread-safe; waits for no transition. Makes the device's context where the process has none,
+    which takes device memory. On the embedded driver the device's memory is this process's.
 
     Args:
         device: None is the device of the pool that was made first, and "cuda" without pools.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,17 @@ from fencepool import observing, transitions
 if TYPE_CHECKING:
     from types import TracebackType
 
+POOLS = "device memory of pools"
+DEVICES = "device memory in use"
+
 
 class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
     """Record every transition of this process while the block runs, on any thread.
 
     ``save`` writes the Trace Event Format, which chrome://tracing and https://ui.perfetto.dev open: one slice
-    for each transition with its phases inside, and the bytes that each pool holds of its device as counters.
-    Phases that overlap, as copying and releasing do, are shown one after the other.
+    for each transition with its phases inside, and as counters, in bytes, what each pool holds of its device
+    and what all processes hold of it. Phases that overlap, as copying and releasing do, are shown one after
+    the other. ``picture`` draws it, and ``fencepool trace FILE`` shows a saved one. Thread-safe.
 
     Args:
         path: save there at the end of the block, also when it raises.
@@ -32,9 +37,11 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
         self._path = path
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
+        self._count = 0
 
     def __enter__(self) -> trace:
         """Begin to record."""
+        self._note_pools()
         observing.add(self._record)
         return self
 
@@ -46,6 +53,7 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
     ) -> None:
         """Stop, and save where a path was given."""
         observing.remove(self._record)
+        self._note_pools()
         if self._path is not None:
             self.save(self._path)
 
@@ -63,36 +71,88 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
         whole = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(whole), encoding="utf-8")
 
+    def picture(self, path: str | os.PathLike[str]) -> None:
+        """Draw device memory by pool over time, and the phases of transitions, as PNG, SVG or PDF.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed; says how to get it.
+            ValueError: an ending that matplotlib does not know.
+            OSError: it cannot be written.
+        """
+        from fencepool import picture, timeline
+
+        picture.draw_timeline(timeline.parse(self.events()), path)
+
+    def _note_pools(self) -> None:
+        made = _counter(POOLS, time.time(), threading.get_native_id(), _held())
+        with self._lock:
+            self._events.append(made)
+
     def _record(self, seen: observing.Transition) -> None:
-        outcome: dict[str, Any] = {"bytes": seen.bytes, "bytes_copied": seen.bytes_copied}
-        if seen.error is not None:
-            outcome = {"error": f"{type(seen.error).__name__}: {seen.error}"}
+        with self._lock:
+            number = self._count = self._count + 1
+        of: dict[str, Any] = {"transition": number}
+        outcome = {**of, "kind": seen.kind, "tags": list(seen.tags)}
+        if seen.error is None:
+            outcome |= {"bytes": seen.bytes, "bytes_copied": seen.bytes_copied}
+        else:
+            outcome["error"] = f"{type(seen.error).__name__}: {seen.error}"
         name = f"{seen.kind} {', '.join(seen.tags)}"
         made = [_slice(seen, name, "fencepool", seen.began, seen.total, outcome)]
         at = seen.began
         for phase, seconds in seen.seconds.items():
             if phase != "total":
-                made.append(_slice(seen, phase, "phase", at, seconds, {}))
+                made.append(_slice(seen, phase, "phase", at, seconds, of))
                 at += seconds
-        made.append(_memory_held(seen))
+        made += _memory(seen)
         with self._lock:
             self._events += made
 
 
-def _event(
-    seen: observing.Transition, name: str, kind: str, at: float, args: dict[str, Any]
-) -> dict[str, Any]:
-    return {"name": name, "ph": kind, "ts": at * 1e6, "pid": os.getpid(), "tid": seen.thread, "args": args}
+def _memory(seen: observing.Transition) -> list[dict[str, Any]]:
+    """Counters before and after. What a transition changed is in its report; the rest counts as it is now."""
+    after = _held()
+    before = dict(after)
+    for pool in seen.pools:
+        if pool.changed:
+            name = f"{pool.tag} on {pool.device}"
+            before[name] = max(0, before.get(name, 0) + (pool.bytes if seen.kind == "pause" else -pool.bytes))
+    ended = seen.began + seen.total
+    made = [
+        _counter(POOLS, seen.began, seen.thread, before),
+        _counter(POOLS, ended, seen.thread, after),
+    ]
+    if seen.device_memory:
+        used_before = {one.device: one.total - one.free_before for one in seen.device_memory}
+        used_after = {one.device: one.total - one.free_after for one in seen.device_memory}
+        made += [
+            _counter(DEVICES, seen.began, seen.thread, used_before),
+            _counter(DEVICES, ended, seen.thread, used_after),
+        ]
+    return made
+
+
+def _held() -> dict[str, int]:
+    held: Counter[str] = Counter()
+    for pool in transitions.status():
+        held[f"{pool.tag} on {pool.device}"] += pool.bytes_mapped
+    return dict(held)
+
+
+def _counter(name: str, at: float, thread: int, values: dict[str, int]) -> dict[str, Any]:
+    return {"name": name, "ph": "C", "ts": at * 1e6, "pid": os.getpid(), "tid": thread, "args": values}
 
 
 def _slice(
     seen: observing.Transition, name: str, category: str, began: float, seconds: float, args: dict[str, Any]
 ) -> dict[str, Any]:
-    return {**_event(seen, name, "X", began, args), "cat": category, "dur": seconds * 1e6}
-
-
-def _memory_held(seen: observing.Transition) -> dict[str, Any]:
-    held: Counter[str] = Counter()
-    for pool in transitions.status():
-        held[f"{pool.tag} on {pool.device}"] += pool.bytes_mapped
-    return _event(seen, "device memory of pools", "C", seen.began + seen.total, dict(held))
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": began * 1e6,
+        "dur": seconds * 1e6,
+        "pid": os.getpid(),
+        "tid": seen.thread,
+        "cat": category,
+        "args": args,
+    }

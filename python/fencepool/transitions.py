@@ -200,10 +200,11 @@ def _pause(
             _undo_before_pause(called, error)
             raise
         seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
+        seen.device_memory = device_memory(report)
     done = PauseReport(
         pools=seen.pools,
         seconds=seen.seconds,
-        device_memory=device_memory(report),
+        device_memory=seen.device_memory,
         unreleased_bytes=report["unreleased_bytes"],
         notes=tuple(report["notes"]),
     )
@@ -224,13 +225,14 @@ def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = F
     with observing.transition("resume", pools) as seen, exclusive(*pools):
         report = _resume_core(pools, seconds, order, verify)
         seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
+        seen.device_memory = device_memory(report)
         fence = Fence(report["fence"])
         changed = {one["id"] for one in report["pools"] if one["is_changed"]}
         _call_after_resume([pool for pool in pools if pool._core.id in changed])
     return Resumed(
         pools=seen.pools,
         seconds=seen.seconds,
-        device_memory=device_memory(report),
+        device_memory=seen.device_memory,
         fence=fence,
         host_held=report["is_host_held"],
         notes=tuple(report["notes"]),

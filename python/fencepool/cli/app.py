@@ -131,3 +131,42 @@ def residual(
         console.print_json(data=residual_view.as_json(report))
     else:
         residual_view.show(console, report)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="What fencepool.trace(FILE) saved.", show_default=False)],
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw it there: .png, .svg or .pdf. Needs matplotlib.", show_default="none"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="How many transitions to list, the last ones.")] = 40,
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Show what was recorded: each transition with its phases and bytes, and a picture of memory over time.
+
+    Exit status: 0 it is shown, 2 it cannot be read or drawn.
+    """
+    from fencepool import timeline
+
+    from .trace import as_json, show
+
+    try:
+        recorded = timeline.load(file)
+        if picture is not None:
+            from fencepool.picture import draw_timeline
+
+            draw_timeline(recorded, picture)
+    except OSError as error:
+        say_error(f"{error.filename}: {error.strerror}")
+        raise typer.Exit(2) from None
+    except (ValueError, ModuleNotFoundError) as error:
+        say_error(str(error))
+        raise typer.Exit(2) from None
+    console = output()
+    if json:
+        console.print_json(data=as_json(recorded))
+        return
+    show(console, recorded, rows)
+    if picture is not None:
+        console.print(f"drawn: {picture}", soft_wrap=True, markup=False)
