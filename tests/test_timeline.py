@@ -115,8 +115,7 @@ def test_the_command_lists_transitions_and_sums_them_up(recorded):
     result = run(recorded)
     assert result.exit_code == 0
     assert "4 transitions in" in result.stdout
-    assert "2 resumes: median" in result.stdout
-    assert "1 failed" in result.stdout
+    assert "2 resumes and 1 failed: median" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "the last 2 are shown" in run(recorded, "--rows", 2).stdout
 
