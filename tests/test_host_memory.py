@@ -156,8 +156,8 @@ def test_more_than_the_host_has_is_refused_before_anything_is_taken(host, keepin
 
 FULL = """
 import resource
-pool = fp.pool("t", "cpu", backup="host", retain={retain})
-other = fp.pool("u", "cpu", backup="host", retain={retain})
+pool = fp.pool("t", "cpu", backup="host", retain={retain}, digests=False)
+other = fp.pool("u", "cpu", backup="host", retain={retain}, digests=False)
 blocks = [block_of(one, 64 << 20, 7 + i) for i, one in enumerate((other, pool))]
 fp.pause("u"); fp.resume("u")  # what is kept for good is made: streams, threads' stacks
 other.trim()

@@ -27,6 +27,7 @@ def test_the_status_of_a_pool_through_a_cycle(machine, pool, policy):
         "bytes_used": 0,
         "bytes_backed_up": 0,
         "host_bytes": 0,
+        "digests": policy.keeps_contents,
         "pending_frees": 0,
         "last_pause": None,
         "last_resume": None,

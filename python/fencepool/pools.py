@@ -207,8 +207,11 @@ class Pool:
             return False
         return self._core.contains(tensor.data_ptr())
 
-    def prepare(self) -> int:
+    def prepare(self, *, progress: bool = False) -> int:
         """Provision the backup for what is live now, so that the first pause is as fast as later ones.
+
+        Args:
+            progress: show a bar on standard error when it takes longer than a second (an estimate; tqdm).
 
         Returns:
             Bytes of host memory added; 0 without a backup or when there is enough.
@@ -216,7 +219,10 @@ class Pool:
         Raises:
             HostMemoryError: the host has too little; nothing was changed.
         """
-        return self._core.prepare()
+        from fencepool import progress as bars
+
+        with bars.shown(progress, "prepare", [self]):
+            return self._core.prepare()
 
     def trim(self) -> int:
         """Give the backup's host memory back; the process's resident memory falls before it returns.

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fencepool import _core, host_driver, observing
+from fencepool import progress as bars
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
 from fencepool.errors import CallbackError, UnknownTagError, UnsupportedError, add_note
@@ -32,6 +33,7 @@ def pause(
     device: str | torch.device | None = None,
     timeout: float | None = 60.0,
     discard: Collection[str] = (),
+    progress: bool = False,
 ) -> PauseReport:
     """Give the device memory of every pool of those tags away; all of them or none.
 
@@ -46,6 +48,7 @@ def pause(
         discard: those of the tags whose contents this pause drops, though their pools have a backup: no
             host memory is taken for them, and after the resume they hold what the pool's ``fill`` says. A
             pool that is paused already keeps what it kept.
+        progress: show a bar on standard error when it takes longer than a second (an estimate; tqdm).
 
     Raises:
         UnknownTagError: no pool has such a tag, or ``discard`` names one that is not to be paused.
@@ -58,7 +61,9 @@ def pause(
         After each of these every pool is as it was, contents included, and the call can be made again.
     """
     pools = select(tags, device)
-    report, _ = _pause(pools, parse_seconds("timeout", timeout), _discarded(pools, discard))
+    seconds, discarded = parse_seconds("timeout", timeout), _discarded(pools, discard)
+    with bars.shown(progress, "pause", pools):
+        report, _ = _pause(pools, seconds, discarded)
     _warn_of_unreleased(report, stacklevel=3)
     return report
 
@@ -69,6 +74,7 @@ def resume(
     wait: float = 0.0,
     order: Order = "context",
     verify: bool = False,
+    progress: bool = False,
 ) -> Resumed:
     """Take device memory for every pool of those tags again, at the same addresses; all of them or none.
 
@@ -85,6 +91,8 @@ def resume(
             memory back. PyTorch's own cached blocks are given back before the first retry.
         order: "context" or "explicit".
         verify: compare what came back with its digests, on the device. The host waits for the restore then.
+        progress: show a bar on standard error when it takes longer than a second, as it may with ``wait`` (an
+            estimate; tqdm). Copies that still run when the call returns are not in it.
 
     Raises:
         UnknownTagError: no pool has such a tag.
@@ -108,7 +116,8 @@ def resume(
         for pool in pools:
             if pool.backup != "none" and not pool.digests:
                 raise UnsupportedError(f"{pool!r} has no digests to verify its contents by; nothing was changed")
-    return _resume(pools, seconds, order, verify=verify)
+    with bars.shown(progress, "resume", pools):
+        return _resume(pools, seconds, order, verify=verify)
 
 
 @contextlib.contextmanager
