@@ -195,7 +195,7 @@ def may_import_torch(path: Path) -> bool:
     # _adopt and _tensors are loaded by the calls that make tensors, not by `import fencepool`.
     return relative.parts[0].startswith(
         ("pytorch", "distributed", "integrations", "_adopt.py", "_tensors.py")
-    ) or any(part.startswith("demo") for part in relative.with_suffix("").parts)
+    ) or any(part.startswith(("demo", "bench")) for part in relative.with_suffix("").parts)
 
 
 def is_command_line(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The commands and their options. What they do is in demo_command.py and doctor.py, imported on use."""
+"""The commands and their options. What they do is in the modules beside this one, imported on use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .text import output, say_error
 app = typer.Typer(
     help="Give GPU memory back and take it again without moving it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -170,3 +169,38 @@ def trace(
     show(console, recorded, rows)
     if picture is not None:
         console.print(f"drawn: {picture}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def bench(
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cuda, cuda:1, or cpu (the embedded driver).", show_default="a GPU if there is one, else cpu"
+        ),
+    ] = None,
+    mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How much memory, in MiB.", show_default="4096 or a quarter of a GPU's free, else 256"
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to measure, about.")] = 20.0,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw it there: .png, .svg or .pdf. Needs matplotlib.", show_default="none"),
+    ] = None,
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Compare pause and resume on this machine with a naive offload and with the link's limit.
+
+    Exit status: 0 all contents were kept, 1 some were not, 2 it could not be run.
+    """
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        say_error("PyTorch is not installed, and the comparison needs it.", "pip install 'fencepool[torch]'")
+        raise typer.Exit(2) from None
+    from .bench_command import run
+
+    raise typer.Exit(run(output(), device, mib, seconds, picture, json))

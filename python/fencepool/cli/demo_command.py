@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 import fencepool as fp
 
 from . import demo_view
 from .demo import Demo, make_pools
-from .demo_model import ModelError, SentenceModel, Stage, model_directory
+from .demo_model import ModelError, SentenceModel, model_directory
 from .device import choose_device
 from .sentences import SENTENCES
+from .stages import stages
 from .text import MIB, say_error
 
 _KV_MIB_GPU, _KV_MIB_EMBEDDED = 2048, 256
@@ -42,7 +33,7 @@ def run(
         directory = model_directory(model)
         if kv_mib is None:
             kv_mib = _KV_MIB_GPU if choice.is_gpu else _KV_MIB_EMBEDDED
-        with _progress(cycles) as stage:
+        with stages(3 + cycles) as stage:  # import, read, adopt, and one for each cycle
             # The pools first: a device that cannot be used is found before the model is loaded.
             pools = make_pools(choice.device)
             begin = time.perf_counter()
@@ -64,27 +55,3 @@ def run(
     else:
         demo_view.show(console, choice, report)
     return 0 if report.is_ok else 1
-
-
-@contextmanager
-def _progress(cycles: int) -> Iterator[Stage]:
-    # On a terminal only, and on stderr: a bar in a log is noise. It is gone when the report appears.
-    console = Console(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        # Import, read, adopt, and one for each cycle.
-        task = progress.add_task("starting", total=3 + cycles)
-        is_first = True
-
-        def stage(name: str) -> None:
-            nonlocal is_first
-            progress.update(task, description=name, advance=0 if is_first else 1)
-            is_first = False
-
-        yield stage
