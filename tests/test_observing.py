@@ -86,6 +86,9 @@ def test_an_observer_that_fails_changes_nothing(kept, caplog):
     observing.remove(fails)
 
 
+BUCKETS = ("0.001", "0.1", "60.0", "+Inf")
+
+
 def values(registry):
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -108,7 +111,18 @@ def test_metrics_count_transitions_and_show_bytes(kept):
         found = values(registry)
         assert found["fencepool_transitions_total", ("kind", "pause")] == 3
         assert found["fencepool_bytes_copied_total", ("kind", "pause")] == 3 * MIB
-        assert found["fencepool_transition_seconds_total", ("kind", "resume"), ("phase", "total")] > 0
+        assert found["fencepool_phase_seconds_total", ("kind", "pause"), ("phase", "copy")] > 0
+        assert ("fencepool_phase_seconds_total", ("kind", "pause"), ("phase", "total")) not in found
+        assert found["fencepool_transition_seconds_count", ("kind", "resume")] == 3
+        assert found["fencepool_transition_seconds_sum", ("kind", "resume")] > 0
+        within = [
+            found["fencepool_transition_seconds_bucket", ("kind", "pause"), ("le", le)] for le in BUCKETS
+        ]
+        assert within == sorted(within)
+        assert within[-1] == 3
+        assert (
+            found["fencepool_device_bytes", ("device", "cpu"), ("kind", "total")] == fp.memory_info("cpu")[1]
+        )
         labels = (("backup", "host"), ("device", "cpu"), ("kind", "bytes_mapped"), ("state", "active"))
         assert found[("fencepool_pool_bytes", *labels, ("tag", kept.tag))] == 2 * MIB
         fp.host_driver.configure("cpu", memory_limit=1 << 20)
