@@ -90,6 +90,19 @@ def test_segments_are_sorted_by_where_they_lie():
     assert seen == TorchMemory(cached_in_pools=40, tensors=5, graphs=10, cached=2)
 
 
+def test_the_allocator_is_asked_about_one_gpu_and_its_pools(monkeypatch, host, tag):
+    pool = fp.pool(tag, "cpu")
+    tensor, _ = filled(pool, 2 * MIB)
+    inside = {**segment(tensor.data_ptr(), 2 * MIB, MIB), "device": 0}
+    elsewhere = {**segment(1, 7, 7), "device": 1}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [inside, elsewhere])
+    assert _torch_memory.look(0, [pool]) == TorchMemory(MIB, 0, 0, 0)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    assert _torch_memory.look(0, [pool]) is None
+
+
 def test_without_cuda_pytorch_holds_nothing():
     if torch.cuda.is_initialized():
         pytest.skip("PyTorch uses CUDA here")

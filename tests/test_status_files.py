@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fencepool as fp
-from fencepool import status_files
+from fencepool import division, status_files
 from fencepool.cli import residual, residual_view
 from fencepool.cli.app import app
 from support import children, nvml
@@ -224,10 +224,10 @@ def gpu_report(monkeypatch, where, pid=None):
                 140 * GIB,
                 134 * GIB,
                 (
-                    fp.division.PoolBytes("weights", "cuda:0", "paused", 0, 14 * GIB),
-                    fp.division.PoolBytes("adapters", "cuda:0", "active", 3 * GIB, 0),
+                    division.PoolBytes("weights", "cuda:0", "paused", 0, 14 * GIB),
+                    division.PoolBytes("adapters", "cuda:0", "active", 3 * GIB, 0),
                 ),
-                fp.division.TorchMemory(GIB // 2, 30 * GIB, 2 * GIB, 5 * GIB),
+                division.TorchMemory(GIB // 2, 30 * GIB, 2 * GIB, 5 * GIB),
             ),
         ),
     )

@@ -41,7 +41,6 @@ from fencepool.machine import (
     set_memory_margin,
 )
 from fencepool.pools import CallbackHandle, Pool, pool
-from fencepool.remaining import Residual, residual
 from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransition, Resumed
 from fencepool.tracing import trace
 from fencepool.transitions import pause, paused, resume, status
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from fencepool.errors import OutOfMemoryError
     from fencepool.pytorch.graphs import cuda_graph
     from fencepool.pytorch.regions import disable
+    from fencepool.remaining import Residual, residual
 
 __all__ = [
     "CallbackError",
@@ -100,13 +100,18 @@ __all__ = [
 if os.environ.get("FENCEPOOL_STATUS_DIR"):
     importlib.import_module("fencepool.status_files").from_environment()
 
-# What needs PyTorch is imported on first use.
-_NEEDS_TORCH = {"disable": "fencepool.pytorch.regions", "cuda_graph": "fencepool.pytorch.graphs"}
+# What needs PyTorch, and what few programs need, is imported on first use.
+_ON_USE = {
+    "Residual": "fencepool.remaining",
+    "cuda_graph": "fencepool.pytorch.graphs",
+    "disable": "fencepool.pytorch.regions",
+    "residual": "fencepool.remaining",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "OutOfMemoryError":  # made on first use, see errors.py
         return errors.__getattr__(name)
-    if name in _NEEDS_TORCH:
-        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    if name in _ON_USE:
+        return getattr(importlib.import_module(_ON_USE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

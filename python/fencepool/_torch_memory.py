@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,15 @@ def look(ordinal: int, pools: Iterable[Pool]) -> TorchMemory | None:
         return None
     if torch.cuda.get_allocator_backend() != "native":  # cudaMallocAsync and others have no snapshot
         return None
-    pools = list(pools)
+    states = [(pool, pool.state) for pool in pools]
 
     def pool_state(address: int) -> str | None:
-        return next((pool.state for pool in pools if pool._core.contains(address)), None)
+        return next((state for pool, state in states if pool._core.contains(address)), None)
 
-    segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == ordinal]
-    return divide(segments, pool_state)
+    ask = torch.cuda.memory_snapshot
+    # Newer releases add the history that a program may be recording, which can be much.
+    options = {"include_traces": False} if "include_traces" in inspect.signature(ask).parameters else {}
+    return divide((one for one in ask(**options) if one["device"] == ordinal), pool_state)
 
 
 def divide(segments: Iterable[dict[str, Any]], pool_state: Callable[[int], str | None]) -> TorchMemory:
