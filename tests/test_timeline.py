@@ -15,7 +15,7 @@ from rich.console import Console  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import fencepool as fp  # noqa: E402
-from fencepool import ranges, timeline  # noqa: E402
+from fencepool import picture, ranges, timeline  # noqa: E402
 from fencepool.cli import trace as trace_view  # noqa: E402
 from fencepool.cli.app import app  # noqa: E402
 from support import children  # noqa: E402
@@ -149,6 +149,13 @@ def test_tags_in_brackets_are_shown(tmp_path):
 
 
 # The picture.
+
+
+def test_of_many_pools_the_smaller_ones_are_one():
+    pools = {f"model {number} on cpu": [(0.0, number), (1.0, 2 * number)] for number in range(10)}
+    few = picture._few(pools)
+    assert list(few) == [*(f"model {number}" for number in range(3, 10)), "3 smaller pools"]
+    assert few["3 smaller pools"] == [(0.0, 3), (1.0, 6)]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import os
 
-    from fencepool.timeline import Recorded, Timeline
+    from fencepool.timeline import Recorded, Series, Timeline
 
 # Okabe and Ito's colours, told apart with any kind of colour vision; the first for what is held longest.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -23,6 +23,8 @@ _PHASES = {
     "other": "#DDDDDD",
 }
 _MOST_BARS = 12
+_MOST_POOLS = 7
+_OTHERS = "#999999"
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -69,21 +71,20 @@ def draw_timeline(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_memory(axis: Any, timeline: Timeline, device: str, marked: set[int]) -> None:
-    pools = {name: series for name, series in timeline.pools.items() if name.rpartition(" on ")[2] == device}
+    here = {name: one for name, one in timeline.pools.items() if name.rpartition(" on ")[2] == device}
+    pools = _few(here)
     used = timeline.devices.get(device, [])
     heights = [
         sum(held) for held in zip(*([count for _, count in one] for one in pools.values()), strict=True)
     ]
     largest = max([*heights, *(count for _, count in used), 1])
     unit, size = unit_of(largest)
-    times = [at for at, _ in next(iter(pools.values()), [])]
     if pools:
         axis.stackplot(
-            times,
+            [at for at, _ in next(iter(pools.values()))],
             [[count / size for _, count in series] for series in pools.values()],
-            labels=[name.rpartition(" on ")[0] for name in pools],
-            colors=[COLOURS[index % len(COLOURS)] for index in range(len(pools))],
-            alpha=0.85,
+            labels=list(pools),
+            colors=[*COLOURS[:_MOST_POOLS], _OTHERS],
             linewidth=0,
         )
     if used:
@@ -98,12 +99,25 @@ def _draw_memory(axis: Any, timeline: Timeline, device: str, marked: set[int]) -
     _mark(axis, timeline, marked)
     axis.set_xlim(0, max(timeline.seconds, 1e-3))
     axis.set_ylim(0, largest / size * 1.15)
-    axis.set_ylabel(f"{unit} of {device}")
+    axis.set_ylabel(unit)
     axis.set_xlabel("seconds since the recording began")
-    axis.set_title("Device memory by pool", loc="left", fontsize=11, pad=18)
+    axis.set_title(f"Memory of {device} by pool", loc="left", fontsize=11, pad=18)
     axis.spines[["top", "right"]].set_visible(False)
     if pools or used:
-        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+        # From the top down, as the areas lie.
+        axis.legend(reverse=True, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+
+
+def _few(pools: dict[str, Series]) -> dict[str, Series]:
+    """By tag, those that held most at some time; colours are told apart for so many. The others as one."""
+    by_size = sorted(pools, key=lambda name: -max((count for _, count in pools[name]), default=0))
+    most = set(by_size[:_MOST_POOLS])
+    shown = {name.rpartition(" on ")[0]: series for name, series in pools.items() if name in most}
+    others = [pools[name] for name in by_size[_MOST_POOLS:]]
+    if others:
+        summed = [(one[0][0], sum(count for _, count in one)) for one in zip(*others, strict=True)]
+        shown[f"{len(others)} smaller pools"] = summed
+    return shown
 
 
 def _mark(axis: Any, timeline: Timeline, marked: set[int]) -> None:
@@ -111,9 +125,10 @@ def _mark(axis: Any, timeline: Timeline, marked: set[int]) -> None:
     last = -1.0
     for number, one in enumerate(timeline.transitions, 1):
         colour = "#D00000" if one.error else "#666666"
-        axis.axvspan(one.began, one.began + one.seconds, color=colour, alpha=0.25, linewidth=0)
-        axis.axvline(one.began, color=colour, linewidth=0.6, alpha=0.6)
+        axis.axvspan(one.began, one.began + one.seconds, color=colour, alpha=0.25, linewidth=0, zorder=0)
         middle = (one.began + one.seconds / 2) / max(timeline.seconds, 1e-3)
+        if one.error or number in marked:
+            axis.axvline(one.began, color=colour, linewidth=0.6, alpha=0.6)
         if number in marked and middle - last > 0.02:
             axis.text(
                 middle, 1.01, str(number), transform=axis.transAxes, ha="center", fontsize=8, color=colour

@@ -64,13 +64,20 @@ def _table(shown: tuple[Recorded, ...], left_out: int) -> Table:
         table.add_row(
             str(number),
             f"{one.began:.2f}",
-            escape(f"{one.kind} {', '.join(one.tags)}"),
+            escape(f"{one.kind} {_named(one.tags)}"),
             milliseconds(one.seconds),
             size(one.bytes) if not one.error else "",
             size(one.bytes_copied) if not one.error else "",
             f"[bold red]failed[/]: {escape(_shortened(one.error))}" if one.error else phases,
         )
     return table
+
+
+def _named(tags: tuple[str, ...]) -> str:
+    names = list(tags[:3])
+    if len(tags) > 3:
+        names = [*tags[:2], f"{len(tags) - 2} more"]
+    return ", ".join(names)
 
 
 def _shortened(error: str) -> str:
