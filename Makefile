@@ -24,7 +24,7 @@ FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all lint ruff mypy clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,7 +65,7 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
 wheels: $(VENV)/.test ## Source distribution and wheels, smoke-tested on CPython 3.10 to 3.13
 	$(PY) scripts/check_wheels.py
 
-lint: ruff mypy clang-format clang-tidy ## Style, types and static analysis (make -k lint: all findings)
+lint: ruff mypy stubtest clang-format clang-tidy ## Style, types and static analysis (make -k lint: all findings)
 
 ruff: $(VENV)/.lint
 	$(PY) -m ruff check $(FORMATTED_PYTHON)
@@ -73,6 +73,9 @@ ruff: $(VENV)/.lint
 
 mypy: $(VENV)/.lint $(VENV)/.test
 	$(PY) -m mypy --strict python/fencepool
+
+stubtest: $(VENV)/.lint $(VENV)/.test $(VENV)/.built
+	PYTHONPATH=python $(PY) -m mypy.stubtest fencepool._core --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow
 
 clang-format: $(VENV)/.lint
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)

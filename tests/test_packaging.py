@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
 import importlib.metadata
 import os
 import re
@@ -88,6 +91,49 @@ def test_the_base_requirements_hold_no_torch():
 def test_the_linters_are_pinned():
     lint = [Requirement(item) for item in requirements.requirements("lint", pyproject())]
     assert [item.name for item in lint if not str(item.specifier).startswith("==")] == []
+
+
+def parameters(function: ast.FunctionDef) -> list[tuple[str, str]]:
+    """Names and defaults; "" for none."""
+    defaults = [ast.unparse(default) for default in function.args.defaults]
+    names = [argument.arg for argument in function.args.args]
+    return list(zip(names, [""] * (len(names) - len(defaults)) + defaults, strict=True))
+
+
+def functions_of(stubs: str) -> dict[str, ast.FunctionDef]:
+    """A .pyi file's functions and methods by their names, without properties."""
+    found = {}
+    for node in ast.parse(stubs).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for one in inside:
+            if isinstance(one, ast.FunctionDef) and not one.decorator_list:
+                found[prefix + one.name] = one
+    return found
+
+
+@pytest.mark.parametrize(("file", "module_name"), [("__init__.pyi", "_core"), ("raw.pyi", "_core.raw")])
+def test_the_stubs_have_the_extensions_parameters(file, module_name):
+    # mypy's stubtest sees no parameters: pybind11 gives its functions' signatures in their docstrings.
+    module = importlib.import_module(f"fencepool.{module_name}")
+    stubs = functions_of((ROOT / "python/fencepool/_core" / file).read_text(encoding="utf-8"))
+    assert len(stubs) > 10
+    wrong = {}
+    for name, stub in stubs.items():
+        text = (functools.reduce(getattr, name.split("."), module).__doc__ or "").splitlines()
+        try:
+            (real,) = ast.parse(f"def {text[0]}: ...").body
+        except (IndexError, SyntaxError):
+            continue  # a default that is no Python expression
+        assert isinstance(real, ast.FunctionDef)
+        given, shown = parameters(real), parameters(stub)
+        is_same = len(given) == len(shown) and all(
+            (own == other or own.startswith("arg")) and kept in (default, "...")
+            for (own, default), (other, kept) in zip(given, shown, strict=True)
+        )
+        if not is_same:
+            wrong[name] = (given, shown)
+    assert wrong == {}
 
 
 def pyproject() -> dict:
