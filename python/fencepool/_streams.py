@@ -82,6 +82,8 @@ def capture_candidates(devices: Iterable[DeviceName]) -> dict[int, list[int]]:
 def watch_stream(stream: Any, device: Any = "cuda") -> None:
     """Look at this stream too before a pause, a resume or a free touches the whole device.
 
+    A pause then raises :class:`CaptureError` while it is captured (cuStreamIsCapturing).
+
     For a stream that was made outside PyTorch and is captured into CUDA graphs. It must live as long as
     the process. PyTorch's own streams are known already. Thread-safe.
 

@@ -55,11 +55,11 @@ class CaptureError(Error):
 
 
 class PoolPausedError(Error):
-    """The pool is paused, and the operation needs it active."""
+    """The pool is paused, and the operation needs it active. Nothing was changed."""
 
 
 class PoolBusyError(Error):
-    """The pool still has live tensors."""
+    """The pool is in use: live tensors, entered regions, another thread's change. Nothing was changed."""
 
 
 class CorruptedBackupError(Error):
@@ -67,7 +67,7 @@ class CorruptedBackupError(Error):
 
 
 class UnknownTagError(Error, KeyError):
-    """No pool has that tag; the message names those there are."""
+    """No pool has that tag; the message names those there are. Nothing was changed."""
 
     def __str__(self) -> str:
         """The message as it is: KeyError would quote it."""
@@ -83,7 +83,7 @@ class UnsupportedError(Error, NotImplementedError):
 
 
 class ForkedError(Error):
-    """Called in a child process made by ``fork``. Use the ``spawn`` or ``forkserver`` start method."""
+    """Called in a child process made by ``fork``; no driver was called. Use ``spawn`` or ``forkserver``."""
 
 
 class CallbackError(Error):

@@ -33,6 +33,7 @@ class Fence:
             TypeError: it is no stream.
             ValueError: it belongs to a device that the resume did not concern, or cannot be told whose it is.
             CaptureError: it is being captured into a CUDA graph.
+            DriverError: a driver call failed; the stream is not ordered.
         """
         parsed = parse_stream(stream)
         providers = self._core.providers
@@ -60,7 +61,11 @@ class Fence:
             raise TimeoutError(f"the restore did not end within {timeout} seconds; it goes on")
 
     def done(self) -> bool:
-        """Whether the restore has ended. Raises DriverError when it failed."""
+        """Whether the restore has ended. Never waits.
+
+        Raises:
+            DriverError: the restore failed.
+        """
         return self._core.is_done()
 
 

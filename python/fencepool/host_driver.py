@@ -61,7 +61,7 @@ def configure(
 
 
 def is_waiting(device: str) -> bool:
-    """Whether resumes on that device hold the host until the restore has ended."""
+    """Whether resumes on that device hold the host until the restore has ended. Thread-safe."""
     return parse_device(device).provider == "host" and device not in _not_waiting
 
 

@@ -43,7 +43,7 @@ class DriverInfo:
 
 
 def driver_info(provider: Provider) -> DriverInfo:
-    """Ask a driver what it is. Makes no context, so it takes no device memory.
+    """Ask a driver what it is. Makes no context, so it takes no device memory. Thread-safe.
 
     Args:
         provider: "cuda" or "host", the embedded driver.
@@ -95,13 +95,19 @@ def set_memory_margin(nbytes: int, device: str | torch.device = "cuda") -> None:
 
 
 def memory_margin(device: str | torch.device = "cuda") -> int:
-    """The bytes that :func:`set_memory_margin` asked to leave free."""
+    """The bytes that :func:`set_memory_margin` asked to leave free; 0 at the start. Thread-safe.
+
+    Raises:
+        DriverUnavailable: the device's driver cannot be used here.
+    """
     where = parse_device(device)
     return _core.memory_margin(where.provider, where.ordinal)
 
 
 def memory_info(device: str | torch.device = "cuda") -> tuple[int, int]:
-    """Free and total bytes of a device, as its driver reports them (cuMemGetInfo).
+    """Free and total bytes of a device, as its driver reports them (cuMemGetInfo). Thread-safe.
+
+    On a GPU this makes the device's primary context where there is none yet, which takes memory itself.
 
     Raises:
         DriverUnavailable: the device's driver cannot be used here.

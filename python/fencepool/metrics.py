@@ -49,7 +49,7 @@ class PoolCollector(Collector):
         observing.add(self._count)
 
     def close(self) -> None:
-        """Count no longer."""
+        """Count no longer. Harmless when done before; a registry keeps it until it is unregistered there."""
         observing.remove(self._count)
 
     def _count(self, seen: observing.Transition) -> None:
@@ -126,10 +126,10 @@ class PoolCollector(Collector):
 
 
 def register(registry: CollectorRegistry = REGISTRY) -> PoolCollector:
-    """Make a collector and register it.
+    """Make a collector and register it. Thread-safe.
 
     Raises:
-        ValueError: the registry has one already.
+        ValueError: the registry has one already; nothing was changed.
     """
     collector = PoolCollector()
     try:

@@ -27,7 +27,7 @@ Fill = Literal["undefined", "zero"]
 
 
 class CallbackHandle:
-    """What registering a callback returns."""
+    """What registering a callback returns. Thread-safe."""
 
     def __init__(self, callbacks: dict[CallbackHandle, Callable[[Pool], None]]) -> None:
         self._callbacks = callbacks
@@ -38,7 +38,11 @@ class CallbackHandle:
 
 
 class Pool:
-    """The tensors that share a tag, a device and a policy. Made by :func:`pool`. Thread-safe."""
+    """The tensors that share a tag, a device and a policy. Made by :func:`pool`. Thread-safe.
+
+    After :meth:`close` whatever needs its memory raises ``ValueError``; in a forked child everything raises
+    :class:`ForkedError`.
+    """
 
     def __init__(self, core: _core.Pool) -> None:
         self._core = core
@@ -57,7 +61,7 @@ class Pool:
 
     @property
     def device(self) -> str:
-        """The device: "cuda:0", or "cpu" for the embedded driver."""
+        """The device: ``"cuda:0"``, or ``"cpu"`` for the embedded driver."""
         return self._core.device
 
     @property
@@ -101,7 +105,8 @@ class Pool:
         Tensors of 1 MiB and more get a segment of their own, rounded up to the device's granularity
         (2 MiB on today's GPUs); smaller ones share segments. A tensor without elements takes no memory.
         When the tensor dies, on any thread, its memory is given back once the device's work so far has
-        ended; the device is not stopped. Thread-safe.
+        ended; the device is not stopped. Thread-safe. Rests on cuMemAddressReserve, cuMemCreate and cuMemMap
+        (CUDA Driver API, Virtual Memory Management).
 
         Args:
             shape: sizes, in elements.
@@ -110,7 +115,8 @@ class Pool:
         Raises:
             TypeError, ValueError: a bad shape or dtype, or more bytes than an address space.
             PoolPausedError: the pool is paused.
-            OutOfMemoryError: the device has too little memory; nothing was allocated.
+            OutOfMemoryError: the device has too little memory, after PyTorch's cache was emptied too, or less
+                would be left than the memory margin; nothing was allocated.
         """
         import torch
 
@@ -162,7 +168,8 @@ class Pool:
 
         Raises:
             PoolPausedError: on entry, the pool is paused.
-            PoolBusyError: on entry, 64 pools have regions already.
+            PoolBusyError: on entry, 64 pools have regions already, or the pool is one that another thread is
+                changing while this one is in a callback of another pool.
         """
         from fencepool.pytorch import regions
 
@@ -210,14 +217,17 @@ class Pool:
     def prepare(self, *, progress: bool = False) -> int:
         """Provision the backup for what is live now, so that the first pause is as fast as later ones.
 
+        What is allocated later is provided for by the pause, or by calling again.
+
         Args:
             progress: show a bar on standard error when it takes longer than a second (an estimate; tqdm).
 
         Returns:
-            Bytes of host memory added; 0 without a backup or when there is enough.
+            Bytes of pinned host memory added; 0 without a backup, when there is enough, or while paused.
 
         Raises:
             HostMemoryError: the host has too little; nothing was changed.
+            DriverError: the driver cannot register it (cuMemHostRegister); nothing was changed.
         """
         from fencepool import progress as bars
 
@@ -240,7 +250,11 @@ class Pool:
 
         For what is registered with NCCL or for RDMA and must be deregistered before its pages change.
         When a callback raises, the pause does not happen: ``on_resume`` callbacks run for the pools whose
-        ``on_pause`` callbacks had run, and the exception goes to the caller.
+        ``on_pause`` callbacks had run, and the exception goes to the caller. Callbacks run on the thread that
+        pauses, in the order they were registered; not at all when the pool is paused already.
+
+        Raises:
+            TypeError: it is not callable.
         """
         return _register(self._before_pause, callback)
 
@@ -248,7 +262,11 @@ class Pool:
         """Call ``callback(pool)`` after each resume, with memory at the same addresses again.
 
         The copies may still run; the device's own work is ordered behind them. When callbacks raise, the
-        rest still run, the pools stay active, and the resume raises :class:`CallbackError`.
+        rest still run, the pools stay active, and the resume raises :class:`CallbackError`. Callbacks run on
+        the thread that resumes, in the order they were registered.
+
+        Raises:
+            TypeError: it is not callable.
         """
         return _register(self._after_resume, callback)
 
@@ -276,8 +294,11 @@ class Pool:
     def close(self) -> None:
         """Give everything back and forget the pool; :func:`pool` makes a new one.
 
+        Waits for the work that still uses what was freed. A paused pool can be closed too.
+
         Raises:
             PoolBusyError: it still has live tensors, or a region of it is entered; nothing was changed.
+            ValueError: it is closed already.
         """
         with exclusive(self), self._without_regions("closed"):
             self._trim_torch(is_waiting=True)
@@ -418,7 +439,7 @@ def pool(
     act on all of them together.
 
     Args:
-        tag: a name, without NUL characters.
+        tag: a name; not empty, without NUL characters.
         device: "cuda" (PyTorch's current device), "cuda:N", or "cpu" to "cpu:3" for the embedded driver.
         backup: "none" drops the contents at a pause; "host" keeps them in pinned host memory.
         retain: keep the backup's host memory from one pause to the next. Without it the memory goes back

@@ -31,7 +31,7 @@ class PoolTransition:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Free memory of a device around the call, as its driver reports it. Other processes change it too."""
+    """Free bytes of a device around the call, as its driver reports them. Other processes change them too."""
 
     device: str
     free_before: int
@@ -47,9 +47,11 @@ class PauseReport:
     seconds: Timings
     """Phases: quiesce, digest, provision, copy, unmap, release; total."""
     device_memory: tuple[DeviceMemory, ...]
+    """One for each device."""
     unreleased_bytes: int
     """What the driver refused to take back; it stays held, unused, until the next resume. Normally 0."""
     notes: tuple[str, ...]
+    """What was out of the ordinary, in words."""
 
     @property
     def bytes_released(self) -> int:
@@ -65,10 +67,13 @@ class Resumed:
     seconds: Timings
     """Phases: create, map, copy (submitting it, not its end), fence; total."""
     device_memory: tuple[DeviceMemory, ...]
+    """One for each device."""
     fence: Fence
+    """Of this resume; done at once when nothing was restored."""
     host_held: bool
     """Whether the host waited for the restore: the embedded driver's default, or before CUDA 12.5."""
     notes: tuple[str, ...]
+    """What was out of the ordinary, in words."""
 
     @property
     def bytes_mapped(self) -> int:
@@ -86,6 +91,7 @@ class PoolStatus:
     state: str
     """"active", "paused", or what it is in the middle of: "pausing", "resuming", "preparing"."""
     segments: int
+    """Address ranges of the pool."""
     bytes_mapped: int
     """Device memory held now."""
     bytes_reserved: int
@@ -101,7 +107,9 @@ class PoolStatus:
     pending_frees: int
     """Freed blocks whose last work has not ended on the device."""
     last_pause: Timings | None
+    """Seconds by phase of the last one; None before the first."""
     last_resume: Timings | None
+    """As for the pause."""
     problems: tuple[str, ...] = field(default=())
     """Failures of this process that could not be raised where they happened, the oldest first."""
 

@@ -20,7 +20,7 @@ DEVICES = "device memory in use"
 
 
 class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
-    """Record every transition of this process while the block runs, on any thread.
+    """Record every transition of this process while the block runs, on any thread. Thread-safe.
 
     ``save`` writes the Trace Event Format, which chrome://tracing and https://ui.perfetto.dev open: one slice
     for each transition with its phases inside, and as counters, in bytes, what each pool holds of its device

@@ -39,7 +39,9 @@ def pause(
 
     Waits for the work in flight, copies contents where the policy says so, and returns when the driver
     reports the memory free. Addresses stay reserved. Pausing what is paused does nothing and says so.
-    Thread-safe; operations on other pools go on meanwhile.
+    Thread-safe; operations on other pools go on meanwhile. When it raises, every pool is as it was,
+    contents included, and the call can be made again; where undoing failed too, the exception's notes say
+    what holds. Rests on cuCtxRecordEvent, cuMemUnmap and cuMemRelease (CUDA Driver API).
 
     Args:
         tags: no tags mean every pool.
@@ -57,8 +59,7 @@ def pause(
         CaptureError: a stream of a device is being captured.
         HostMemoryError: too little host memory for the backup.
         DriverError: a driver call failed.
-        Whatever an ``on_pause`` callback raises.
-        After each of these every pool is as it was, contents included, and the call can be made again.
+        Exception: whatever an ``on_pause`` callback raises.
     """
     pools = select(tags, device)
     seconds, discarded = parse_seconds("timeout", timeout), _discarded(pools, discard)
@@ -82,7 +83,9 @@ def resume(
     devices, on any stream and by any graph replay, runs after them (CUDA Driver API, cuCtxWaitEvent). On
     the embedded driver the CPU itself is what runs later, so the call returns when they have ended
     (see :func:`fencepool.host_driver.configure`). With ``order="explicit"`` only those who wait on the
-    fence are ordered. Resuming what is active does nothing and says so. Thread-safe.
+    fence are ordered. Resuming what is active does nothing and says so. Thread-safe. When it raises, but for
+    :class:`CallbackError`, every pool is paused as it was, its contents in the backup, and the call can be
+    made again.
 
     Args:
         tags: no tags mean every pool.
@@ -102,8 +105,6 @@ def resume(
             would come back as they are.
         UnsupportedError: with ``verify``, a pool with a backup has no digests.
         DriverError: a driver call failed.
-        After each of these every pool is paused as it was, its contents in the backup, and the call can
-        be made again.
         CallbackError: an ``on_resume`` callback failed; the pools are active.
     """
     seconds = parse_seconds("wait", wait)
@@ -130,7 +131,20 @@ def paused(
     """Pause for the length of a ``with`` block, then resume what the block paused.
 
     Pools that were paused before stay paused. The block's own exception is not hidden: when the resume
-    fails too, that failure becomes a note on it.
+    fails too, that failure becomes a note on it. Thread-safe.
+
+    Args:
+        tags: no tags mean every pool.
+        device: act on pools of this device only.
+        timeout: seconds for the work in flight to end; None waits as long as it takes.
+        wait: seconds that the resume keeps trying while memory is short.
+
+    Yields:
+        PauseReport: what the pause did.
+
+    Raises:
+        Error: on entry what :func:`pause` raises, with nothing changed; at the end what :func:`resume`
+            raises, with the pools still paused.
     """
     seconds = parse_seconds("wait", wait)
     pools = select(tags, device)
@@ -149,7 +163,7 @@ def paused(
 
 
 def status() -> list[PoolStatus]:
-    """Every pool at this moment, in the order they were made. Never waits for a transition."""
+    """Every pool at this moment, in the order they were made. Never waits for a transition. Thread-safe."""
     return [known(core).status() for core in _core.pools()]
 
 

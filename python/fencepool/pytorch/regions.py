@@ -134,7 +134,8 @@ def disable() -> Iterator[None]:
     """Inside regions: this thread's PyTorch allocations go where they would without them, on every device.
 
     For scratch memory, or for what must stay when the pool is paused. A region entered inside counts
-    again. Outside every region it does nothing. Threads do not affect each other.
+    again. Outside every region it does nothing. Threads do not affect each other. A pool whose region is
+    left in this way still counts as entered, and is not paused meanwhile.
     """
     with contextlib.ExitStack() as stack:
         for device in list(_stacks.by_device):

@@ -83,7 +83,7 @@ class TorchMemorySaver:
         """``torch.cuda.graph`` whose memory can be paused, in either hook mode. Arguments as in region().
 
         Raises:
-            Whatever :func:`fencepool.cuda_graph` and the capture raise.
+            Exception: whatever :func:`fencepool.cuda_graph` and the capture raise.
         """
         _settings.check_backup(enable_cpu_backup, cpu_backup_backend)
         self._ensure_initialized()
@@ -122,7 +122,7 @@ class TorchMemorySaver:
         What is paused already stays so. A tag without pools is passed over, with one warning.
 
         Raises:
-            Whatever :func:`fencepool.pause` raises; every pool is then as it was.
+            Error: whatever :func:`fencepool.pause` raises; every pool is then as it was.
         """
         self._ensure_initialized()
         tags = pools.tags(tag, "pause")
@@ -138,7 +138,7 @@ class TorchMemorySaver:
 
         Raises:
             OutOfMemoryError: the memory is not there; everything is still paused, and can be resumed later.
-            Whatever else :func:`fencepool.resume` raises.
+            Error: whatever else :func:`fencepool.resume` raises.
         """
         self._ensure_initialized()
         tags = pools.tags(tag, "resume")
