@@ -20,11 +20,11 @@ REQUIREMENTS := $(PY) scripts/requirements.py
 
 CPP_FILES = $(shell find csrc preload -name '*.cpp' -o -name '*.h')
 BUILD_INPUTS = $(CPP_FILES) CMakeLists.txt setup.py pyproject.toml scripts/cuda_headers.py
-FORMATTED_PYTHON := setup.py python tests scripts $(wildcard benchmarks examples)
+FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU wher
 test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-check: cpp-tests soak engines wheels ## The long checks of continuous integration: C++ tests, soak, engines, wheels
+check: docs cpp-tests soak engines wheels ## The long checks of continuous integration: docs, C++ tests, soak, engines, wheels
 
 check-all: check sanitizers ## Everything: also the Python tests under sanitizers
 
@@ -62,8 +62,11 @@ sanitizers: sanitize-address sanitize-thread ## The Python tests under address+u
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
 	scripts/check_sanitizer.sh $(PY) $* $(PYTEST_ARGS)
 
-wheels: $(VENV)/.test ## Source distribution and wheels, smoke-tested on CPython 3.10 to 3.13
+wheels: $(VENV)/.wheels ## Source distribution and wheels, checked, tagged and used on CPython 3.10 to 3.13
 	$(PY) scripts/check_wheels.py
+
+docs: $(VENV)/.docs $(VENV)/.built ## The documentation as a site, docs/_build/html/index.html; warnings are errors
+	$(PY) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -c docs . docs/_build/html
 
 lint: ruff mypy stubtest clang-format clang-tidy ## Style, types and static analysis (make -k lint: all findings)
 
@@ -91,7 +94,7 @@ format: $(VENV)/.lint ## Rewrite the sources in the house style
 build: $(VENV)/.built ## Build the extension in place, incrementally
 
 clean: ## Remove what was built, keep the environment
-	rm -rf build dist python/*.egg-info $(VENV)/.built
+	rm -rf build dist docs/_build python/*.egg-info $(VENV)/.built
 	find python -name '*.so' -delete
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -118,6 +121,14 @@ $(VENV)/.test: $(VENV)/.base $(VENV)/.torch
 
 $(VENV)/.demo: $(VENV)/.base $(VENV)/.torch
 	$(PIP) install $$($(REQUIREMENTS) demo) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base $(VENV)/.torch
+	$(PIP) install $$($(REQUIREMENTS) docs)
+	@touch $@
+
+$(VENV)/.wheels: $(VENV)/.base
+	$(PIP) install $$($(REQUIREMENTS) wheels)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -10,7 +11,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    path
+    for path in (
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("benchmarks/**/*.md"),
+    )
+    if "_build" not in path.parts
+)
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
 
 
 def python_of(document: Path) -> str:
@@ -32,11 +46,11 @@ def python_of(document: Path) -> str:
 WITH_EXAMPLES = [document for document in DOCUMENTS if python_of(document).strip()]
 
 
-@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(document, tmp_path):
     source = python_of(document)
     # A process of its own: the reader starts from nothing, too. Tracebacks name the document and its lines.
-    program = f"exec(compile({source!r}, {document.name!r}, 'exec'), {{'__name__': '__main__'}})"
+    program = f"exec(compile({source!r}, {name_of(document)!r}, 'exec'), {{'__name__': '__main__'}})"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -48,11 +62,29 @@ def test_examples_run(document, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readme_has_examples():
-    assert ROOT / "README.md" in WITH_EXAMPLES
+@pytest.mark.parametrize("document", ["README.md", "docs/start.md", "docs/guides/nccl-rdma.md"])
+def test_there_are_examples(document):
+    assert ROOT / document in WITH_EXAMPLES
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fencepool",
+        "fencepool.distributed",
+        "fencepool.integrations.sglang",
+        "fencepool.integrations.torch_memory_saver",
+        "fencepool.integrations.vllm",
+    ],
+)
+def test_every_public_name_is_in_the_reference(module):
+    pages = (ROOT / "docs" / "reference").glob("*.rst")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    names = [name for name in importlib.import_module(module).__all__ if not name.startswith("__")]
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_to_files_lead_somewhere(document):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
