@@ -29,7 +29,7 @@ def fill(tensors: Sequence[torch.Tensor], seed: int = 1) -> None:
 
 
 def change(tensors: Sequence[torch.Tensor], fraction: float = 1.0, seed: int = 0) -> None:
-    """Change what the last pause backed up: every word, or one word in that fraction of the 256-KiB blocks."""
+    """Change every word, or one word in that fraction of the blocks of 256 KiB."""
     if fraction >= 1:
         for tensor in tensors:
             _words(tensor).add_(0x01010101)  # wraps around

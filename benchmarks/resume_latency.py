@@ -36,14 +36,15 @@ SCHEMA = 1
 
 def main(
     device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
-    layout: Annotated[str, typer.Option(help="7b, moe, small or tiny; by default 7b on a GPU, tiny on cpu.")] = "",
+    layout: Annotated[str, typer.Option(help="7b, moe, small or tiny; by default 7b, on cpu tiny.")] = "",
     systems: Annotated[
         list[str] | None, typer.Option(help="Systems or ids, comma-separated or repeated; by default all.")
     ] = None,
     cycles: Annotated[int, typer.Option(min=1, help="Cycles after the first. Slow systems run fewer.")] = 5,
     hold: Annotated[float, typer.Option(min=0, help="Seconds between pause and resume.")] = 0.3,
     change: Annotated[
-        float, typer.Option(min=0, max=1, help="Fraction of the weights that changes before each later pause.")
+        float,
+        typer.Option(min=0, max=1, help="Fraction of the weights to change before each later pause."),
     ] = 1.0,
     output: Annotated[Path, typer.Option(help="Folder for the JSON and Markdown files.")] = RESULTS,
     render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,

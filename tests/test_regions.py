@@ -555,6 +555,27 @@ def test_margins_that_cannot_be(margin):
 
 
 @pytest.mark.gpu
+def test_what_pytorch_holds_free_inside_a_segment_is_neither_copied_nor_stored(machine_on_gpu, tag):
+    pool = fp.pool(tag, "cuda:0", backup="host")
+    expected = pattern(MIB, seed=4)
+    with pool.region():
+        tensors = [torch.empty(MIB, dtype=torch.uint8, device="cuda:0") for _ in range(20)]  # 20 MiB segments
+    for tensor in tensors:
+        tensor.copy_(expected)
+    tensors = tensors[::4]
+    for seed, tensor in enumerate(tensors):
+        tensor.copy_(pattern(MIB, seed=10 + seed))
+    torch.cuda.synchronize()
+    assert pool.status().bytes_used >= 20 * MIB
+    report = fp.pause(tag)
+    assert sum(one.bytes_copied for one in report.pools) == len(tensors) * MIB
+    assert pool.status().bytes_backed_up == len(tensors) * MIB
+    fp.resume(tag)
+    for seed, tensor in enumerate(tensors):
+        assert_same(tensor, pattern(MIB, seed=10 + seed))
+
+
+@pytest.mark.gpu
 def test_a_stream_that_still_uses_a_freed_tensor_is_waited_for(machine_on_gpu, tag):
     pool = fp.pool(tag, "cuda:0")
     side = torch.cuda.Stream()

@@ -233,8 +233,9 @@ def test_it_needs_neither_pytorch_nor_a_package():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_lines_add_up(device_pool):
-    pool, _tensor = device_pool
+def test_on_a_gpu_the_lines_add_up(new_tag):
+    pool = fp.pool(new_tag("weights"), "cuda:0")
+    tensor = pool.empty((64 * MIB,), dtype=torch.uint8)
     outside = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda:0")
     before = fp.residual("cuda:0")
     assert before["active_pools"].bytes >= 64 * MIB
@@ -245,15 +246,7 @@ def test_on_a_gpu_the_lines_add_up(device_pool):
     assert before.used - after.used >= 64 * MIB
     assert after["unknown"].bytes >= 0
     fp.resume(pool.tag).fence.synchronize(timeout=10)
-    del outside
-
-
-@pytest.fixture
-def device_pool(new_tag):
-    pool = fp.pool(new_tag("weights"), "cuda:0")
-    tensor = pool.empty((64 * MIB,), dtype=torch.uint8)
-    yield pool, tensor
-    del tensor
+    del outside, tensor
 
 
 def test_the_table_is_legible_in_a_terminal_of_its_own():

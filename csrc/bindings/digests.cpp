@@ -21,8 +21,9 @@ py::bytes bytes_of(const digest::Digest& digest) {
 }
 
 // Two doubles: what it came to, and seconds for each of `times` passes, by the host's clock.
-std::pair<std::vector<py::bytes>, double> on_device(const std::string& provider, int ordinal, CUdeviceptr address,
-                                                    std::size_t size, std::uint32_t head, int times) {
+std::pair<std::vector<py::bytes>, double> on_device(const std::string& provider, int ordinal,
+                                                    CUdeviceptr address, std::size_t size, std::uint32_t head,
+                                                    int times) {
   std::vector<digest::Digest> found;
   double seconds = 0;
   {

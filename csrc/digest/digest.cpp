@@ -19,8 +19,9 @@ void fill_with_random(void* to, std::size_t size) {
     const ssize_t got = getrandom(at, size, 0);
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw Error(Kind::kUnavailable, std::string("the system gives no random numbers for digests: getrandom: ") +
-                                          std::strerror(errno));
+      throw Error(
+          Kind::kUnavailable,
+          std::string("the system gives no random numbers for digests: getrandom: ") + std::strerror(errno));
     }
     at += got;
     size -= static_cast<std::size_t>(got);

@@ -8,15 +8,16 @@
 //    different strips have equal sums with a probability of at most 2^-128, and sums that are equal modulo
 //    2^61 - 1 with at most 2^-112.
 // 2. Two polynomial hashes over the field of 2^61 - 1 elements, one over the first two sums of each strip
-//    and one over the others, along the strips of a lane (degree 8), then two linear combinations with keys of
-//    their own, over the lanes of a warp and over the warps. Each level collides with at most 8 / 2^61.
+//    and one over the others, along the strips of a lane (degree 8), then two linear combinations with keys
+//    of their own, over the lanes of a warp and over the warps. Each level collides with at most 8 / 2^61.
 //
 // So two different blocks of the same size share a digest with a probability below 2^-104, over the choice of
-// the key. The key is drawn at random once a process, after which nothing that a program stores can depend on it.
+// the key. The key is drawn at random once a process, after which nothing that a program stores can depend on
+// it.
 //
-// The strips of a block are spread so that a warp reads memory in one run: a tile of 8 KiB holds 16 rows of 32
-// units of 16 bytes, and lane i of a warp has the i-th unit of every row. A block shorter than its largest size
-// counts as if zeros followed, so digests are compared between blocks of one size only.
+// The strips of a block are spread so that a warp reads memory in one run: a tile of 8 KiB holds 16 rows of
+// 32 units of 16 bytes, and lane i of a warp has the i-th unit of every row. A block shorter than its largest
+// size counts as if zeros followed, so digests are compared between blocks of one size only.
 #pragma once
 
 #include <cstdint>

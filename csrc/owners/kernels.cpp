@@ -59,8 +59,8 @@ std::string Device::load_kernels() {
 
 void launch_digests(Device& device, CUfunction kernel, const digest::Launch& launch, Stream& stream) {
   void* arguments[] = {const_cast<digest::Launch*>(&launch)};
-  device.driver().check<Call::cuLaunchKernel>(kernel, std::max(launch.blocks, 1U), 1U, 1U, digest::kThreads, 1U,
-                                              1U, 0U, stream.get(), static_cast<void**>(arguments),
+  device.driver().check<Call::cuLaunchKernel>(kernel, std::max(launch.blocks, 1U), 1U, 1U, digest::kThreads,
+                                              1U, 1U, 0U, stream.get(), static_cast<void**>(arguments),
                                               static_cast<void**>(nullptr));
 }
 

@@ -17,8 +17,8 @@ class DigestPass {
   DigestPass(const DigestPass&) = delete;
   DigestPass& operator=(const DigestPass&) = delete;
 
-  // A run more, `offset` bytes into its segment: it counts as blocks that end where the segment's grid has its
-  // lines. All three are multiples of digest::kUnit.
+  // A run more, `offset` bytes into its segment: it counts as blocks that end where the segment's grid has
+  // its lines. All three are multiples of digest::kUnit.
   void add(CUdeviceptr address, std::size_t offset, std::size_t size);
   // Submits the kernels to the pool's stream, behind what is there. Needs a Device::Scope.
   void submit();

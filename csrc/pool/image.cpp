@@ -30,7 +30,8 @@ struct Missing {
 
 bool is_equal(const Piece& a, const Piece& b) { return a.digest == b.digest && a.size == b.size; }
 
-// Finds missing blocks by contents: open addressing, since a node for each of a hundred thousand blocks is slow.
+// Finds missing blocks by contents: open addressing, since a node for each of a hundred thousand blocks is
+// slow.
 class ByContents {
  public:
   explicit ByContents(std::vector<Missing>& missing) : missing_(missing) {
@@ -104,7 +105,8 @@ std::size_t end_of(const Image& image) {
 }
 
 // Leaves every block where it is stored, if it is what it was; the others are missing.
-std::vector<Missing> find_missing(Image& blocks, const Image& stored, const digest::Digest& zeros, Used& used) {
+std::vector<Missing> find_missing(Image& blocks, const Image& stored, const digest::Digest& zeros,
+                                  Used& used) {
   std::vector<Missing> missing;
   static const std::vector<Piece> nothing;
   for (auto& [segment, own] : blocks) {

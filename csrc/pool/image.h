@@ -36,8 +36,8 @@ struct Placed {
 
 // Gives every block, whose digest is known, its position: that of an equal block where there is one, in
 // `stored` or before it in the new image; else its old place where that is free, or a new one. Zeros are
-// stored nowhere. `stored` is what the backup holds now; null: nothing. Blocks of equal size and digest count as
-// equal.
+// stored nowhere. `stored` is what the backup holds now; null: nothing. Blocks of equal size and digest count
+// as equal.
 Placed place_blocks(Image& blocks, const Image* stored, const digest::Digest& zeros);
 
 }  // namespace fencepool

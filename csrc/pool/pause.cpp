@@ -91,8 +91,8 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
     claim->set_discarded(options.discarded.count(claim->pool().id()) != 0);
     if (!claim->keeps_contents()) claim->set_image({});
   }
-  report.seconds = {{"quiesce", watch.lap()}, {"digest", 0},  {"provision", 0}, {"copy", 0},
-                    {"unmap", 0},             {"release", 0}, {"total", 0}};
+  report.seconds = {{"quiesce", watch.lap()}, {"digest", 0}, {"provision", 0}, {"copy", 0}, {"unmap", 0},
+                    {"release", 0},           {"total", 0}};
   std::vector<Phases> own(static_cast<std::size_t>(claims.end() - claims.begin()), report.seconds);
 
   KeptBackups backups(claims);

@@ -94,8 +94,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void close(const Interrupt& interrupt) EXCLUDES(mutex_);
   // Where [address, address + size) of a paused pool lies in its backup, in order. Neighbouring parts are
   // merged where the host memory is contiguous. Throws kInvalid when the pool has no such bytes in a backup.
-  // With `is_view` somebody may write to them: bytes that are not stored for themselves alone are refused, and
-  // the backup's digests count no longer.
+  // With `is_view` somebody may write to them: bytes that are not stored for themselves alone are refused,
+  // and the backup's digests count no longer.
   std::vector<BackupPart> backup_of(CUdeviceptr address, std::size_t size, bool is_view,
                                     const Interrupt& interrupt) EXCLUDES(mutex_);
   bool is_closed() const EXCLUDES(mutex_);
@@ -172,10 +172,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Belongs to whoever has claimed the pool; `restore_` may be read under the lock while unclaimed.
   std::unique_ptr<Stream> stream_;
   HostBuffer buffer_;
-  Image image_;             // where the contents are; while active, where they were
-  bool is_stored_ = false;  // the backup holds what `image_` says, by its digests
-  std::unique_ptr<PinnedMemory> digest_memory_;        // where the device puts them
-  std::shared_ptr<Fence> restore_;                     // of the last resume
+  Image image_;                                  // where the contents are; while active, where they were
+  bool is_stored_ = false;                       // the backup holds what `image_` says, by its digests
+  std::unique_ptr<PinnedMemory> digest_memory_;  // where the device puts them
+  std::shared_ptr<Fence> restore_;               // of the last resume
   bool is_discarded_ = false;  // the last pause dropped the contents, though the policy keeps them
 };
 

@@ -69,14 +69,15 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, b
   const auto pieces = claim.image().find(found->serial);
   std::size_t reached = offset;
   if (pieces != claim.image().end()) {
-    reached = for_each_piece(pieces->second, offset, end, [&](Piece& piece, std::size_t inside, std::size_t part) {
-      if (piece.position == kZeros) return append_zeros(parts, part);
-      for (std::size_t done = 0; done < part;) {
-        const HostBuffer::Place place = claim.buffer().place(piece.position + inside + done, part - done);
-        append(parts, claim.buffer().share(place.chunk), place.address, place.size);
-        done += place.size;
-      }
-    });
+    reached =
+        for_each_piece(pieces->second, offset, end, [&](Piece& piece, std::size_t inside, std::size_t part) {
+          if (piece.position == kZeros) return append_zeros(parts, part);
+          for (std::size_t done = 0; done < part;) {
+            const HostBuffer::Place place = claim.buffer().place(piece.position + inside + done, part - done);
+            append(parts, claim.buffer().share(place.chunk), place.address, place.size);
+            done += place.size;
+          }
+        });
   }
   if (reached < end) throw not_backed_up(*this, size, "they were no live tensor when it was paused");
   if (is_view && parts.size() == 1) expose(claim, pieces->second, offset, end);
@@ -95,9 +96,10 @@ void Pool::expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, 
     for (const Piece& piece : others) uses += positions.count(piece.position);
   }
   if (positions.count(kZeros) != 0 || uses != positions.size()) {
-    throw not_backed_up(*this, end - offset,
-                        "they are stored once together with equal bytes, and have no view of their own; a copy "
-                        "can be had");
+    throw not_backed_up(
+        *this, end - offset,
+        "they are stored once together with equal bytes, and have no view of their own; a copy "
+        "can be had");
   }
   claim.set_stored(false);
   for_each_piece(pieces, offset, end,

@@ -20,8 +20,7 @@ State& the_state() {
 }
 
 bool is_same(const Policy& a, const Policy& b) {
-  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill &&
-         a.digests == b.digests;
+  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill && a.digests == b.digests;
 }
 
 }  // namespace

@@ -106,7 +106,8 @@ void Restore::copy_back(const Segment& segment, CUstream stream) {
   if (found == claim_.image().end()) return;
   std::vector<Piece> runs;
   for (const Piece& piece : found->second) append_run(runs, piece);
-  for (const Piece& run : runs) bring_back(segment.range.address() + run.offset, run.position, run.size, stream);
+  for (const Piece& run : runs)
+    bring_back(segment.range.address() + run.offset, run.position, run.size, stream);
 }
 
 void Restore::bring_back(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
@@ -117,7 +118,8 @@ void Restore::bring_back(CUdeviceptr to, std::size_t position, std::size_t size,
   }
   for (std::size_t done = 0; done < size;) {
     const HostBuffer::Place place = claim_.buffer().place(position + done, size - done);
-    driver.check<Call::cuMemcpyHtoDAsync>(to + done, static_cast<const void*>(place.address), place.size, stream);
+    driver.check<Call::cuMemcpyHtoDAsync>(to + done, static_cast<const void*>(place.address), place.size,
+                                          stream);
     done += place.size;
     bytes_copied_ += place.size;
   }

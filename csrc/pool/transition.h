@@ -74,7 +74,8 @@ struct ResumeOptions {
 //
 // The fence covers pools that were active already too, as long as their own last restore is under way.
 // Nothing is committed before every step has succeeded: when one fails, what was taken is given back
-// and every pool is paused as it was, contents in its backup. Errors: kCapture, kOutOfMemory, kDriver, kCorrupted.
+// and every pool is paused as it was, contents in its backup. Errors: kCapture, kOutOfMemory, kDriver,
+// kCorrupted.
 TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOptions& options);
 
 }  // namespace fencepool

@@ -335,6 +335,14 @@ class Pool:
         if regions is not None and self._core.provider == "cuda":
             regions.trim(self, is_waiting=is_waiting)
 
+    def _dead_bytes(self) -> dict[int, int]:
+        # What PyTorch holds of the pool as free is no contents: address to bytes.
+        regions = sys.modules.get("fencepool.pytorch.cuda_regions")
+        if regions is None or self._core.provider != "cuda" or self.backup == "none":
+            return {}
+        dead: dict[int, int] = regions.dead_bytes(self)
+        return dead
+
     def _prepare_torch(self) -> None:
         # The streams to look at before a free are known from here on.
         if self._core.provider == "cuda":
@@ -471,6 +479,12 @@ def pool(
         raise UnsupportedError(f"{where} cannot take digests: {reason}")
     return known(
         _core.get_pool(
-            where.provider, where.ordinal, tag, backup, retain, fill, backup != "none" and digests is not False
+            where.provider,
+            where.ordinal,
+            tag,
+            backup,
+            retain,
+            fill,
+            backup != "none" and digests is not False,
         )
     )

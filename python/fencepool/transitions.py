@@ -116,7 +116,9 @@ def resume(
     if verify:
         for pool in pools:
             if pool.backup != "none" and not pool.digests:
-                raise UnsupportedError(f"{pool!r} has no digests to verify its contents by; nothing was changed")
+                raise UnsupportedError(
+                    f"{pool!r} has no digests to verify its contents by; nothing was changed"
+                )
     with bars.shown(progress, "resume", pools):
         return _resume(pools, seconds, order, verify=verify)
 
@@ -218,7 +220,8 @@ def _pause(
             for pool in unpaused:  # a callback may have entered one and left it open
                 if threading.get_ident() in pool._entered.values():
                     pool._refuse_inside_region("paused")
-            report = _core.pause([pool._core for pool in pools], seconds, _captures(pools), discarded)
+            dead = {start: size for pool in unpaused for start, size in pool._dead_bytes().items()}
+            report = _core.pause([pool._core for pool in pools], seconds, _captures(pools), discarded, dead)
         except BaseException as error:
             _undo_before_pause(called, error)
             raise
@@ -273,9 +276,7 @@ def _resume_core(pools: list[Pool], seconds: float, order: Order, verify: bool) 
             return _core.resume(cores, 0.0, order, is_held, captures, verify)
         except MemoryError:
             empty_torch_cache()
-    return _core.resume(
-        cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures, verify
-    )
+    return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures, verify)
 
 
 def _is_paused(pool: Pool) -> bool:

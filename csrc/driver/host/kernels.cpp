@@ -44,7 +44,8 @@ CUresult digest_block(const Context& context, const digest::Launch& launch, std:
     result = digest::of(launch.key, reinterpret_cast<const void*>(place.address), place.size);
   }
   const std::uintptr_t output = launch.output + block * sizeof result;
-  if (host_registry().kind_of(output, sizeof result) != HostMemory::kRegistered) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  if (host_registry().kind_of(output, sizeof result) != HostMemory::kRegistered)
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
   std::memcpy(reinterpret_cast<void*>(output), &result, sizeof result);
   return CUDA_SUCCESS;
 }
@@ -66,7 +67,8 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     Context* context = nullptr;
     if (const CUresult status = require_current(context); status != CUDA_SUCCESS) return status;
     if (module == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (std::memcmp(image, digest::kHostImage, sizeof digest::kHostImage) != 0) return CUDA_ERROR_INVALID_IMAGE;
+    if (std::memcmp(image, digest::kHostImage, sizeof digest::kHostImage) != 0)
+      return CUDA_ERROR_INVALID_IMAGE;
     const std::lock_guard<std::mutex> lock(modules().mutex);
     modules().alive.emplace(modules().next, context);
     *module = reinterpret_cast<CUmodule>(modules().next++);
@@ -97,9 +99,9 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
   });
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                        unsigned block_y, unsigned block_z, unsigned /*shared_bytes*/, CUstream stream,
-                        void** parameters, void** extra) {
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned /*shared_bytes*/,
+                        CUstream stream, void** parameters, void** extra) {
   return entry([&] {
     Context* context = nullptr;
     if (const CUresult status = require_current(context); status != CUDA_SUCCESS) return status;
@@ -109,7 +111,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     if (!is_grid || !is_block || extra != nullptr || parameters == nullptr || parameters[0] == nullptr) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    const auto launch = std::make_shared<const digest::Launch>(*static_cast<const digest::Launch*>(parameters[0]));
+    const auto launch =
+        std::make_shared<const digest::Launch>(*static_cast<const digest::Launch*>(parameters[0]));
     return submit_or_capture(stream, [context, launch] { return digest_all(*context, *launch); });
   });
 }

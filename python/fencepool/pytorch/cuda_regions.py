@@ -73,6 +73,21 @@ class MemPools:
             self._given_up.add(mem_pool.id)
         torch._C._cuda_releasePool(self._ordinal, mem_pool.id)
 
+    def dead_bytes(self) -> dict[int, int]:
+        """What PyTorch holds free inside segments that are in use: address to bytes.
+
+        Only of MemPools that regions had. A graph's memory counts as used, free or not: replays use it.
+        """
+        with self._lock:
+            ids = [mem_pool.id for mem_pool in self._idle] + list(self._given_up)
+        return {
+            block["address"]: block["size"]
+            for mem_pool_id in ids
+            for segment in _segments(mem_pool_id)
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        }
+
     def trim(self, *, is_waiting: bool) -> None:
         """Have PyTorch give back what nothing lives in any more.
 
@@ -202,6 +217,13 @@ def trim(pool: Pool, *, is_waiting: bool) -> None:
 
         graphs.forget_dead(pool)
         found.trim(is_waiting=is_waiting)
+
+
+def dead_bytes(pool: Pool) -> dict[int, int]:
+    """See :meth:`MemPools.dead_bytes`. No region of the pool may be entered."""
+    with _making:
+        found = _made.get(pool)
+    return {} if found is None else found.dead_bytes()
 
 
 def forget(pool: Pool) -> None:

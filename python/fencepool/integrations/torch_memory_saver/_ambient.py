@@ -133,6 +133,22 @@ class Ambient:
         finally:
             self.settle()
 
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Outside of the pool for the block, with another MemPool after it.
+
+        PyTorch frees nothing of a MemPool that somebody has: what died in this one goes when it is given up.
+        """
+        with self._lock:
+            is_inside = self._pool is not None and self.is_of_this_thread()
+            if is_inside:
+                self._leave()
+        try:
+            yield
+        finally:
+            if is_inside:
+                self.settle()
+
     def left(self) -> contextlib.AbstractContextManager[None]:
         """For the block allocations go where they would without this region."""
         return self._switch.left() if self.is_of_this_thread() else contextlib.nullcontext()

@@ -89,7 +89,7 @@ def _let_the_cache_be_emptied(ambient: Ambient) -> None:
 
     @functools.wraps(empty_cache)
     def emptied(*arguments: Any, **options: Any) -> Any:
-        with ambient.left():
+        with ambient.renewed():
             return empty_cache(*arguments, **options)
 
     torch.cuda.empty_cache = torch.cuda.memory.empty_cache = emptied
