@@ -2,8 +2,8 @@
 
     python benchmarks/digest_speed.py --device cuda:0
 
-Both are medians over rounds of several passes each over one buffer of random bytes. A copy reads and writes, so
-it moves two bytes for each that it copies; a digest reads only. See docs/benchmarks.md.
+Both are medians over rounds of several passes each over one buffer of random bytes. A copy reads and writes,
+so it moves two bytes for each that it copies; a digest reads only. See docs/benchmarks.md.
 """
 
 from __future__ import annotations

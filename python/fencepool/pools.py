@@ -477,14 +477,5 @@ def pool(
     where = parse_device(device)
     if digests and (reason := _core.load_kernels(where.provider, where.ordinal)):
         raise UnsupportedError(f"{where} cannot take digests: {reason}")
-    return known(
-        _core.get_pool(
-            where.provider,
-            where.ordinal,
-            tag,
-            backup,
-            retain,
-            fill,
-            backup != "none" and digests is not False,
-        )
-    )
+    has_digests = backup != "none" and digests is not False
+    return known(_core.get_pool(where.provider, where.ordinal, tag, backup, retain, fill, has_digests))
