@@ -155,6 +155,7 @@ if torch is not None:
 
     def _reset_machine() -> None:
         _core.disarm_fault("host")
+        fp.set_host_budget(None)
         for ordinal in range(_core.raw.DEVICE_COUNT):
             _core.raw.set_settings(ordinal, _core.raw.Settings())
             fp.host_driver.configure(f"cpu:{ordinal}" if ordinal else "cpu", host_waits=True)

@@ -144,6 +144,13 @@ def test_margins_and_memory(kept, nbytes, device):
 
 
 @fuzz
+@given(nbytes=anything)
+def test_budgets(kept, nbytes):
+    attempt(fp.set_host_budget, nbytes)
+    fp.set_host_budget(None)
+
+
+@fuzz
 @given(limit=anything, bandwidth=anything, waits=anything)
 def test_settings_of_the_embedded_driver(kept, limit, bandwidth, waits):
     total = fp.memory_info("cpu")[1]

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/host_budget.h"
 #include "base/host_memory.h"
 #include "owners/registration.h"
 
@@ -16,20 +17,28 @@ namespace fencepool {
 // One piece of pinned memory: unpinned first, then given back. What cannot be unpinned is leaked, since
 // the driver would go on using its pages under addresses that mean something else.
 struct HostChunk {
-  HostChunk(host_memory::Reservation& whole, std::size_t size) : memory(whole, size) {}
+  HostChunk(host_memory::Reservation& whole, host_budget::Charge& whole_charge, std::size_t size)
+      : memory(whole, size), charge(whole_charge, size) {}
   ~HostChunk() {
-    if (registration != nullptr && !registration->unpin()) memory.leak();
+    if (registration != nullptr && !registration->unpin()) leak_memory();
   }
   // Copies may still write to it.
   void leak() noexcept {
     static_cast<void>(registration.release());
-    memory.leak();
+    leak_memory();
   }
   HostChunk(const HostChunk&) = delete;
   HostChunk& operator=(const HostChunk&) = delete;
 
   host_memory::Reservation memory;
+  host_budget::Charge charge;
   std::unique_ptr<Registration> registration;  // null until it is provisioned
+
+ private:
+  void leak_memory() noexcept {
+    memory.leak();
+    charge.leak();
+  }
 };
 
 class HostBuffer {

@@ -21,12 +21,13 @@ Provision::Provision(HostBuffer& buffer, std::size_t bytes)
     : buffer_(buffer), first_new_(buffer.chunks_.size()), next_touched_(buffer.chunks_.size()) {
   if (bytes <= buffer.capacity()) return;
   bytes_added_ = bytes - buffer.capacity();
+  host_budget::Charge charge(bytes_added_);
   promise_ = std::make_unique<host_memory::Promise>(bytes_added_);
   try {
     // The chunks lie one after the other, so that a tensor's backup is mostly in one piece.
     host_memory::Reservation whole(bytes_added_, buffer_.device().numa_node());
     while (whole.size() > 0) {
-      buffer_.append(std::make_shared<HostChunk>(whole, std::min(whole.size(), kChunk)));
+      buffer_.append(std::make_shared<HostChunk>(whole, charge, std::min(whole.size(), kChunk)));
     }
     steps_.assign(buffer_.chunks_.size() - first_new_, Step::kEmpty);
     start_threads();

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/allocation_faults.h"
+#include "base/host_budget.h"
 #include "base/host_memory.h"
 #include "base/process.h"
 #include "bindings/bindings.h"
@@ -114,6 +115,10 @@ void bind_machine(py::module_& module) {
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("streams"), py::call_guard<Unlocked>());
   module.def("available_host_memory", &host_memory::available);
+  module.def("set_host_budget", &host_budget::set, py::arg("nbytes"));
+  module.def("host_budget", &host_budget::get);
+  module.def("host_memory_used", &host_budget::used);
+  module.def("parse_bytes", &host_budget::parse, py::arg("text"), py::arg("what"));
   module.def("is_forked_child", &process::is_forked_child);
   module.def("require_owner", &process::require_owner);
 

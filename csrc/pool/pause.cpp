@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <array>
 
 #include "base/clock.h"
+#include "base/host_budget.h"
 #include "pool/claims.h"
 #include "pool/copy_out.h"
 #include "pool/giving_away.h"
@@ -13,6 +15,8 @@ constexpr const char* kUnchanged = "Nothing was changed; pause again";
 constexpr const char* kHostIsFull =
     "Nothing was changed. Free host memory, raise the container's limit, or use a pool with backup=\"none\"";
 
+constexpr const char* kBudgetIsSpent = "Nothing was changed";
+
 using Copies = std::vector<std::unique_ptr<CopyOut>>;
 
 std::size_t bytes_of(const Pool::Claim& claim) {
@@ -21,9 +25,28 @@ std::size_t bytes_of(const Pool::Claim& claim) {
   return bytes;
 }
 
+// All pools together against the budget, before the first of them takes anything. What a pool with digests
+// needs is known only when they have been taken: it is checked then.
+void require_budget(Claims& claims, const PauseOptions& options) {
+  if (!host_budget::get()) return;
+  std::size_t wanted = 0;
+  for (const auto& claim : claims) {
+    if (!claim->keeps_contents() || claim->state() == State::kPaused || claim->has_digests()) continue;
+    const std::size_t bytes = bytes_of(claim->plan_image(options.dead));
+    wanted += bytes - std::min(bytes, claim->buffer().capacity());
+    try {
+      host_budget::require(wanted);
+    } catch (Error& error) {
+      claim->pool().explain(error, 0, kBudgetIsSpent);
+      throw;
+    }
+  }
+}
+
 // Submits the copies of every pool with a backup. All of them before anything is given away: what can
 // fail for want of host memory or in a driver call has not failed then.
 Copies start_copies(Claims& claims, const PauseOptions& options) {
+  require_budget(claims, options);
   Copies copies;
   for (const auto& claim : claims) {
     // A paused pool gets here only to give up memory it still holds: its contents are backed up.

@@ -35,9 +35,12 @@ from fencepool.fences import Fence
 from fencepool.machine import (
     DeviceInfo,
     DriverInfo,
+    HostMemory,
     driver_info,
+    host_memory,
     memory_info,
     memory_margin,
+    set_host_budget,
     set_memory_margin,
 )
 from fencepool.pools import CallbackHandle, Pool, pool
@@ -64,6 +67,7 @@ __all__ = [
     "Error",
     "Fence",
     "ForkedError",
+    "HostMemory",
     "HostMemoryError",
     "OutOfMemoryError",
     "PauseReport",
@@ -84,6 +88,7 @@ __all__ = [
     "driver_info",
     "errors",
     "host_driver",
+    "host_memory",
     "memory_info",
     "memory_margin",
     "pause",
@@ -91,6 +96,7 @@ __all__ = [
     "pool",
     "residual",
     "resume",
+    "set_host_budget",
     "set_memory_margin",
     "status",
     "trace",

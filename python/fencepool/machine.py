@@ -104,6 +104,58 @@ def memory_margin(device: str | torch.device = "cuda") -> int:
     return _core.memory_margin(where.provider, where.ordinal)
 
 
+@dataclass(frozen=True)
+class HostMemory:
+    """Host memory for backups, in bytes."""
+
+    used: int
+    """Pinned by the backups of all pools of this process, views of backups included."""
+    budget: int | None
+    """What they may take together; None is no budget."""
+    available: int
+    """What the machine, or this process's control group, could still give."""
+
+
+def host_memory() -> HostMemory:
+    """What backups take of the host's memory, and what they may take. Thread-safe.
+
+    Raises:
+        ValueError: ``FENCEPOOL_HOST_BUDGET`` holds something that is no size.
+    """
+    _core.require_owner()
+    return HostMemory(
+        used=_core.host_memory_used(), budget=_core.host_budget(), available=_core.available_host_memory()
+    )
+
+
+def set_host_budget(nbytes: int | str | None) -> None:
+    """Limit the pinned host memory that the backups of all pools of this process take together.
+
+    A pause, a swap or ``prepare`` that would take more raises :class:`HostMemoryError`, which names the pool,
+    what is wanted, used and the budget, before anything has changed. What backups hold already stays, also
+    beyond a smaller budget; ``Pool.trim`` gives back what an active pool keeps. At the start the budget is
+    what the environment variable ``FENCEPOOL_HOST_BUDGET`` says, in the same form. Thread-safe.
+
+    Args:
+        nbytes: bytes, or a string such as "64GiB" (KB, MB, GB, TB are powers of ten; KiB, MiB, GiB, TiB of
+            two). 0 allows no backups. None is no budget.
+
+    Raises:
+        TypeError, ValueError: it is no size.
+    """
+    _core.require_owner()
+    if isinstance(nbytes, str):
+        nbytes = _core.parse_bytes(nbytes, "a budget")
+    elif nbytes is not None:
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+            raise TypeError(
+                f"a budget is bytes, a size such as '64GiB', or None, not {type(nbytes).__name__}"
+            )
+        if not 0 <= nbytes < 1 << 62:
+            raise ValueError(f"a budget of {nbytes} bytes cannot be kept")
+    _core.set_host_budget(nbytes)
+
+
 def memory_info(device: str | torch.device = "cuda") -> tuple[int, int]:
     """Free and total bytes of a device, as its driver reports them (cuMemGetInfo). Thread-safe.
 
