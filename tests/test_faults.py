@@ -40,6 +40,7 @@ LEAST_POINTS = {
     "pause and discard one": (120, 180),
     "resume": (85, 150),
     "resume two tags": (130, 260),
+    "resume in parts": (85, 130),
     "allocate": (25, 25),
     "allocate small": (12, 12),
     "free": (150, 150),
@@ -62,6 +63,13 @@ def states(world: World, *wanted: str) -> list[str]:
 
 def first(world: World) -> str:
     return world.tags[0]
+
+
+def parts_of_the_first(world: World) -> list[str]:
+    parts = [world.result.fence_for(held.tensor) for held in world.held if held.pool is world.pools[0]]
+    for part in parts:
+        part.synchronize(timeout=60)
+    return [] if world.result.fence.done() else ["every part has ended, and the whole has not"]
 
 
 def allocate(world: World, size: int) -> None:
@@ -174,6 +182,12 @@ SCENARIOS = [
         wrong_after=lambda world: states(world, "active", "active"),
         prepare=lambda world: (world.warm_up(), fp.pause(*world.tags)),
     ),
+    Scenario(
+        "resume in parts",
+        act=lambda world: world.resume(first(world), order="explicit"),
+        wrong_after=lambda world: parts_of_the_first(world) + states(world, "active", "active"),
+        prepare=lambda world: (world.warm_up(), fp.pause(first(world))),
+    ),
     Scenario("allocate", act=lambda world: allocate(world, OWN), wrong_after=is_usable),
     Scenario("allocate small", act=lambda world: allocate(world, SHARED), wrong_after=is_usable),
     Scenario("free", act=free_first, wrong_after=is_free, never_raises=True),
@@ -246,6 +260,7 @@ def test_the_calls_that_are_made_to_fail_are_those_of_each_step():
     wanted = {
         "pause": {"cuCtxRecordEvent", "cuMemHostRegister", "cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemRelease"},
         "resume": {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuCtxWaitEvent"},
+        "resume in parts": {"cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord"},
         "allocate": {"cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"},
         "free": {"cuCtxRecordEvent", "cuMemUnmap", "cuMemRelease", "cuMemAddressFree"},
         "trim": {"cuMemHostUnregister"},

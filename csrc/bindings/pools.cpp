@@ -204,7 +204,16 @@ void bind_pools(py::module_& module) {
           "synchronize",
           [](const Fence& fence, double timeout) { return fence.synchronize(timeout, check_signals); },
           py::arg("timeout"), Guard())
-      .def("is_done", &Fence::is_done, Guard());
+      .def("is_done", &Fence::is_done, Guard())
+      .def(
+          "part",
+          [](const Fence& fence, const std::vector<std::pair<CUdeviceptr, std::size_t>>& spans) {
+            std::vector<Run> runs;
+            runs.reserve(spans.size());
+            for (const auto& [address, size] : spans) runs.push_back({address, size});
+            return fence.part(runs);
+          },
+          py::arg("runs"), Guard());
 
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
       .def_property_readonly("id", &Pool::id)

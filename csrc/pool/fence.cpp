@@ -32,6 +32,20 @@ bool wait_for(const Event& event, double deadline, const Interrupt& interrupt) {
   return true;
 }
 
+Fence::Fence(std::vector<Device*> devices, std::vector<std::shared_ptr<const Marks>> marks)
+    : devices_(std::move(devices)), marks_(std::move(marks)) {
+  for (const auto& one : marks_) events_.push_back(one->last());
+}
+
+std::shared_ptr<Fence> Fence::part(const std::vector<Run>& runs) const {
+  process::require_owner();
+  std::vector<std::shared_ptr<Event>> events;
+  for (const auto& one : marks_) {
+    if (auto event = one->after(runs)) events.push_back(std::move(event));
+  }
+  return std::make_shared<Fence>(devices_, std::move(events));
+}
+
 bool Fence::concerns(Provider provider) const {
   return std::any_of(devices_.begin(), devices_.end(),
                      [&](const Device* device) { return device->driver().provider() == provider; });

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/interrupt.h"
-#include "owners/event.h"
+#include "pool/marks.h"
 
 namespace fencepool {
 
@@ -14,6 +14,12 @@ class Fence {
  public:
   Fence(std::vector<Device*> devices, std::vector<std::shared_ptr<Event>> events)
       : devices_(std::move(devices)), events_(std::move(events)) {}
+  // Of whole restores, which it can tell the parts of.
+  Fence(std::vector<Device*> devices, std::vector<std::shared_ptr<const Marks>> marks);
+
+  // What of it concerns these runs of bytes: done where nothing is brought back to them.
+  std::shared_ptr<Fence> part(const std::vector<Run>& runs) const;
+  const std::vector<std::shared_ptr<const Marks>>& marks() const { return marks_; }
 
   // Work submitted to `stream` later runs after the restore; the host is not held.
   // The stream is one of `provider`; `ordinal` is its device, -1 when unknown. Where the fence concerns
@@ -37,6 +43,7 @@ class Fence {
 
   std::vector<Device*> devices_;
   std::vector<std::shared_ptr<Event>> events_;
+  std::vector<std::shared_ptr<const Marks>> marks_;
 };
 
 // Waits for `event` without holding a core for long. False after `deadline` (now_seconds(); negative:

@@ -1,5 +1,7 @@
 #include "pool/restore.h"
 
+#include <algorithm>
+
 #include "base/problems.h"
 #include "base/retry.h"
 #include "pool/claims.h"
@@ -65,27 +67,42 @@ void Restore::map() {
   }
 }
 
-std::shared_ptr<Event> Restore::submit() {
-  const bool is_copied = claim_.keeps_contents();
-  const bool is_zeroed = !is_copied && claim_.policy().fill == Fill::kZero;
-  if (staged_.empty() || (!is_copied && !is_zeroed)) return nullptr;
+std::shared_ptr<const Marks> Restore::submit(bool is_fine) {
   const Device::Scope scope(claim_.device());
-  Driver& driver = claim_.device().driver();
-  Stream& stream = claim_.stream();
-  auto event = std::make_shared<Event>(claim_.device());
+  if (!begin(is_fine)) return nullptr;
+  for (const auto& staged : staged_) bring_back(*staged);
+  return marker_->finish();
+}
+
+// False when there is nothing to bring back. Needs a Device::Scope, as what follows does.
+bool Restore::begin(bool is_fine) {
+  const bool is_copied = claim_.keeps_contents();
+  is_zeroed_ = !is_copied && claim_.policy().fill == Fill::kZero;
+  if (staged_.empty() || (!is_copied && !is_zeroed_)) return false;
+  marker_ = std::make_unique<Marker>(claim_.stream(), bytes_to_bring_back(), is_fine);
   is_running_ = true;
-  for (const auto& staged : staged_) {
-    const Range& range = staged->segment.range;
-    if (staged->segment.has_contents_kept) continue;
-    if (is_zeroed) {
-      driver.check<Call::cuMemsetD8Async>(range.address(), static_cast<unsigned char>(0), range.size(),
-                                          stream.get());
-    } else {
-      copy_back(staged->segment, stream.get());
-    }
+  return true;
+}
+
+void Restore::bring_back(const Staged& staged) {
+  if (staged.segment.has_contents_kept) return;
+  const Range& range = staged.segment.range;
+  const CUstream stream = claim_.stream().get();
+  if (is_zeroed_) {
+    claim_.device().driver().check<Call::cuMemsetD8Async>(range.address(), static_cast<unsigned char>(0),
+                                                          range.size(), stream);
+    marker_->add(range.address(), range.size());
+  } else {
+    copy_back(staged.segment, stream);
   }
-  stream.record(*event);
-  return event;
+  marker_->end_segment();
+}
+
+std::size_t Restore::bytes_to_bring_back() const {
+  if (!is_zeroed_) return bytes_of(claim_.image());
+  std::size_t bytes = 0;
+  for (const auto& staged : staged_) bytes += staged->segment.range.size();
+  return bytes;
 }
 
 void Restore::commit() noexcept {
@@ -106,22 +123,23 @@ void Restore::copy_back(const Segment& segment, CUstream stream) {
   if (found == claim_.image().end()) return;
   std::vector<Piece> runs;
   for (const Piece& piece : found->second) append_run(runs, piece);
-  for (const Piece& run : runs)
-    bring_back(segment.range.address() + run.offset, run.position, run.size, stream);
+  for (const Piece& run : runs) copy_run(segment.range.address() + run.offset, run.position, run.size, stream);
 }
 
-void Restore::bring_back(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
+void Restore::copy_run(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
   Driver& driver = claim_.device().driver();
-  if (position == kZeros) {
-    driver.check<Call::cuMemsetD8Async>(to, static_cast<unsigned char>(0), size, stream);
-    return;
-  }
   for (std::size_t done = 0; done < size;) {
-    const HostBuffer::Place place = claim_.buffer().place(position + done, size - done);
-    driver.check<Call::cuMemcpyHtoDAsync>(to + done, static_cast<const void*>(place.address), place.size,
-                                          stream);
-    done += place.size;
-    bytes_copied_ += place.size;
+    std::size_t part = std::min(size - done, marker_->room());
+    if (position == kZeros) {
+      driver.check<Call::cuMemsetD8Async>(to + done, static_cast<unsigned char>(0), part, stream);
+    } else {
+      const HostBuffer::Place place = claim_.buffer().place(position + done, part);
+      part = place.size;
+      driver.check<Call::cuMemcpyHtoDAsync>(to + done, static_cast<const void*>(place.address), part, stream);
+      bytes_copied_ += part;
+    }
+    marker_->add(to + done, part);
+    done += part;
   }
 }
 

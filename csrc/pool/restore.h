@@ -23,9 +23,9 @@ class Restore {
   void give_memory_back();
   // Maps it where it was.
   void map();
-  // Submits what brings the contents back, in allocation order, and returns the event behind it; null
-  // when there is nothing to bring back.
-  std::shared_ptr<Event> submit();
+  // Submits what brings the contents back, in allocation order, and returns the events behind it; null
+  // when there is nothing to bring back. With `is_fine`, parts of it can be waited for.
+  std::shared_ptr<const Marks> submit(bool is_fine);
   // Compares what has been brought back with its digests, and waits for that. Throws kCorrupted.
   void verify(const Interrupt& interrupt);
   // The pool is active.
@@ -37,12 +37,17 @@ class Restore {
 
  private:
   struct Staged;
+  bool begin(bool is_fine);
+  void bring_back(const Staged& staged);
+  std::size_t bytes_to_bring_back() const;
   void copy_back(const Segment& segment, CUstream stream);
-  void bring_back(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream);
+  void copy_run(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream);
 
   Pool::Claim& claim_;
   std::vector<std::unique_ptr<Staged>> staged_;
+  bool is_zeroed_ = false;
   bool is_running_ = false;
+  std::unique_ptr<Marker> marker_;  // while there is something to bring back
   std::size_t bytes_copied_ = 0;
   std::size_t bytes_mapped_ = 0;
 };

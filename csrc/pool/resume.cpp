@@ -92,17 +92,16 @@ std::shared_ptr<Fence> empty_fence() {
 }
 
 // Of this resume's restores and of those still under way in pools that were active already.
-std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared_ptr<Event>> events) {
+std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared_ptr<const Marks>> marks) {
   std::vector<Device*> devices = claims.devices();
   for (const auto& fence : claims.restores()) {
-    for (const auto& event : fence->events()) {
-      events.push_back(event);
-      if (std::find(devices.begin(), devices.end(), &event->device()) == devices.end()) {
-        devices.push_back(&event->device());
-      }
+    for (const auto& one : fence->marks()) {
+      marks.push_back(one);
+      Device* device = &one->last()->device();
+      if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
     }
   }
-  return std::make_shared<Fence>(std::move(devices), std::move(events));
+  return std::make_shared<Fence>(std::move(devices), std::move(marks));
 }
 
 // Orders what comes later behind the fence, as the options say.
@@ -141,12 +140,13 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   const double created = watch.lap();
   for_each(restores, [](Restore& restore) { restore.map(); });
   const double mapped = watch.lap();
-  std::vector<std::shared_ptr<Event>> events;
+  const bool is_ordered = options.order == Order::kContext;
+  std::vector<std::shared_ptr<const Marks>> marks;
   std::vector<std::shared_ptr<Fence>> fences;
   for_each(restores, [&](Restore& restore) {
-    std::vector<std::shared_ptr<Event>> own;
-    if (auto event = restore.submit()) own.push_back(std::move(event));
-    events.insert(events.end(), own.begin(), own.end());
+    std::vector<std::shared_ptr<const Marks>> own;
+    if (auto one = restore.submit(/*is_fine=*/!is_ordered)) own.push_back(std::move(one));
+    marks.insert(marks.end(), own.begin(), own.end());
     fences.push_back(
         std::make_shared<Fence>(std::vector<Device*>{&restore.claim().device()}, std::move(own)));
   });
@@ -154,8 +154,7 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
     for_each(restores, [&](Restore& restore) { restore.verify(options.interrupt); });
   }
   const double submitted = watch.lap();
-  report.fence = whole_fence(claims, std::move(events));
-  const bool is_ordered = options.order == Order::kContext;
+  report.fence = whole_fence(claims, std::move(marks));
   try {
     order(*report.fence, options, report);
   } catch (Error& error) {

@@ -51,6 +51,7 @@ from fencepool.transitions import pause, paused, resume, status
 if TYPE_CHECKING:
     from fencepool.errors import OutOfMemoryError
     from fencepool.pytorch.graphs import cuda_graph
+    from fencepool.pytorch.module_fences import fence_modules
     from fencepool.pytorch.regions import disable
     from fencepool.remaining import Residual, residual
 
@@ -87,6 +88,7 @@ __all__ = [
     "disable",
     "driver_info",
     "errors",
+    "fence_modules",
     "host_driver",
     "host_memory",
     "memory_info",
@@ -112,6 +114,7 @@ _ON_USE = {
     "cuda_graph": "fencepool.pytorch.graphs",
     "disable": "fencepool.pytorch.regions",
     "residual": "fencepool.remaining",
+    "fence_modules": "fencepool.pytorch.module_fences",
 }
 
 

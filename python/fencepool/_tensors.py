@@ -11,6 +11,8 @@ import torch.utils.dlpack
 
 if TYPE_CHECKING:
     from fencepool import _core
+    from fencepool.fences import Fence
+    from fencepool.pools import Pool
 
 # More than any address space fencepool runs in; a size beyond it is a slip, not a wish.
 MAX_BYTES = 1 << 47
@@ -71,6 +73,14 @@ def tensor_over(
     return tensor.set_(storage, offset, tuple(shape), tuple(strides))
 
 
+def span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a strided tensor begins, and the bytes from there to its last element's end, gaps included."""
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.data_ptr(), (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+
+
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides, in elements."""
     strides: list[int] = []
@@ -79,3 +89,15 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def fence_for(fence: Fence, pools: Sequence[Pool], tensor: Any) -> Fence:
+    """See :meth:`fencepool.Resumed.fence_for`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"fence_for() takes a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta and tensor.numel() == 0:
+        return fence._part([])  # it has no memory to wait for
+    if not any(pool.contains(tensor) for pool in pools):
+        names = ", ".join(dict.fromkeys(repr(pool.tag) for pool in pools)) or "none"
+        raise ValueError(f"the tensor lies in none of the pools of this resume, which are {names}")
+    return fence._part([span_of(tensor)])

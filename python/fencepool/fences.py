@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fencepool._streams import parse_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fencepool import _core
 
 
@@ -20,6 +22,7 @@ class Fence:
 
     def __init__(self, core: _core.Fence) -> None:
         self._core = core
+        self._has_ended = False  # seen to have: asking again would be a call of the driver
 
     def wait(self, stream: Any) -> None:
         """Order work submitted to ``stream`` from now on behind the restore; the host is not held.
@@ -59,6 +62,7 @@ class Fence:
         """
         if not self._core.synchronize(parse_seconds("timeout", timeout)):
             raise TimeoutError(f"the restore did not end within {timeout} seconds; it goes on")
+        self._has_ended = True
 
     def done(self) -> bool:
         """Whether the restore has ended. Never waits.
@@ -66,7 +70,13 @@ class Fence:
         Raises:
             DriverError: the restore failed.
         """
-        return self._core.is_done()
+        if not self._has_ended:
+            self._has_ended = self._core.is_done()
+        return self._has_ended
+
+    def _part(self, runs: Sequence[tuple[int, int]]) -> Fence:
+        """What of it concerns these runs of (address, bytes); done where nothing is brought back to them."""
+        return Fence(self._core.part(runs))
 
 
 def parse_seconds(name: str, value: float | None) -> float:

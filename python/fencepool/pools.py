@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from fencepool.fences import Fence
+
     _Made = TypeVar("_Made")
     _Owner = TypeVar("_Owner", bound="torch.nn.Module | torch.Tensor")
 
@@ -51,6 +53,8 @@ class Pool:
         # Held through a transition, so that callbacks run once for it; taken in the order of ids.
         self._transition = threading.RLock()
         self._changing = 0  # the thread that holds it and relies on no region being entered
+        # Of the last resume, where the tensors' users are to wait for it themselves: see fence_modules().
+        self._restoring: Fence | None = None
         # The thread of each region that is entered. Without a lock: a fork or a signal may come in between.
         self._entered: dict[object, int] = {}
 
@@ -303,6 +307,7 @@ class Pool:
         with exclusive(self), self._without_regions("closed"):
             self._trim_torch(is_waiting=True)
             _core.close_pool(self._core)
+            self._restoring = None
             if "fencepool.pytorch.cuda_regions" in sys.modules:
                 sys.modules["fencepool.pytorch.cuda_regions"].forget(self)
         with _known_lock:

@@ -8,7 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from fencepool.fences import Fence
+    from fencepool.pools import Pool
 
 # Seconds by phase, in the order the phases ran; "total" is the whole call.
 Timings = Mapping[str, float]
@@ -74,6 +77,25 @@ class Resumed:
     """Whether the host waited for the restore: the embedded driver's default, or before CUDA 12.5."""
     notes: tuple[str, ...]
     """What was out of the ordinary, in words."""
+    _pools: tuple[Pool, ...] = field(default=(), repr=False, compare=False)
+
+    def fence_for(self, tensor: torch.Tensor) -> Fence:
+        """The part of the fence that brings one tensor back, so that it can be used before the rest is there.
+
+        A pool's copies go in allocation order, one after the other. After ``resume(order="explicit")`` there
+        is an event behind every segment and every 64 MiB within one (segments that are smaller than a
+        thousandth of the pool may share one); this fence is the first that lies behind the tensor's bytes.
+        After ``order="context"`` it is the pool's whole restore. It is done where nothing is brought back:
+        without a backup and ``fill="zero"``, or in a pool that was active already and whose own last restore
+        has ended. It stays this resume's: after a later pause and resume ask that one. Thread-safe.
+
+        Raises:
+            TypeError: it is no tensor.
+            ValueError: it does not lie in a pool of this resume.
+        """
+        from fencepool import _tensors
+
+        return _tensors.fence_for(self.fence, self._pools, tensor)
 
     @property
     def bytes_mapped(self) -> int:

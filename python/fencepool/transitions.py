@@ -254,6 +254,7 @@ def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = F
         seen.device_memory = device_memory(report)
         fence = Fence(report["fence"])
         changed = {one["id"] for one in report["pools"] if one["is_changed"]}
+        _set_restoring([pool for pool in pools if pool._core.id in changed], fence, order)
         _call_after_resume([pool for pool in pools if pool._core.id in changed])
     return Resumed(
         pools=seen.pools,
@@ -262,7 +263,16 @@ def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = F
         fence=fence,
         host_held=report["is_host_held"],
         notes=tuple(report["notes"]),
+        _pools=tuple(pools),
     )
+
+
+def _set_restoring(pools: list[Pool], fence: Fence, order: Order) -> None:
+    """Have the hooks of fence_modules() wait for it, unless the device's own order does."""
+    for pool in pools:
+        # Nothing orders what the CPU itself runs on the embedded driver, in either order.
+        is_awaited = order == "explicit" or pool._core.provider == "host"
+        pool._restoring = fence if is_awaited else None
 
 
 def _resume_core(pools: list[Pool], seconds: float, order: Order, verify: bool) -> dict[str, Any]:

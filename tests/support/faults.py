@@ -74,9 +74,9 @@ class World:
         self.result = fp.pause(*tags, discard=discard)
         self.discarded = set(discard)
 
-    def resume(self, *tags: str) -> None:
+    def resume(self, *tags: str, order: str = "context") -> None:
         paused = [held for held in self.held if held.pool.tag in tags and held.pool.state == "paused"]
-        self.result = fp.resume(*tags)
+        self.result = fp.resume(*tags, order=order)
         for held in paused:
             if self.policy.keeps_contents and held.pool.tag not in self.discarded:
                 continue

@@ -1,1 +1,5 @@
-"""Pools under PyTorch's allocator and in its CUDA graphs. Everything here imports PyTorch."""
+"""Pools under PyTorch's allocator, in its CUDA graphs and modules. Everything here imports PyTorch."""
+
+from fencepool.pytorch.module_fences import ModuleFences, fence_modules
+
+__all__ = ["ModuleFences", "fence_modules"]

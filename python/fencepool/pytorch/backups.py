@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.utils.dlpack
 
-from fencepool._tensors import tensor_over
+from fencepool._tensors import span_of, tensor_over
 
 if TYPE_CHECKING:
     from fencepool.pools import Pool
@@ -25,10 +25,9 @@ def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Ten
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     if str(tensor.device) != pool.torch_device:
         raise ValueError(f"{pool!r} holds no tensors of {tensor.device}")
-    size = _spanned(tensor) * tensor.element_size()
     parts = [
         torch.utils.dlpack.from_dlpack(part.to_dlpack())
-        for part in pool._core.backup_of(tensor.data_ptr(), size, not is_copied)
+        for part in pool._core.backup_of(*span_of(tensor), not is_copied)
     ]
     if not is_copied and len(parts) > 1:
         raise ValueError(
@@ -40,8 +39,3 @@ def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Ten
     if tensor.is_conj():  # conjugation and negation that PyTorch puts off are part of the view
         view = view.conj()
     return torch._neg_view(view) if tensor.is_neg() else view
-
-
-def _spanned(tensor: torch.Tensor) -> int:
-    """Elements from the tensor's first to its last, gaps included."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
