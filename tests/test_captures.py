@@ -142,6 +142,24 @@ def test_a_resume_during_a_capture_raises_and_the_capture_survives(
     policy.assert_after(tensor, before)
 
 
+def test_a_swap_during_a_capture_raises_and_the_capture_survives(machine, policy, new_tag, capture, scratch):
+    out, into = (fp.pool(new_tag(), machine.device, **policy.options) for _ in range(2))
+    arriving, arriving_before = filled(into, SIZE, 1)
+    fp.pause(into.tag)
+    source, before = filled(out, SIZE, 2)
+    to = scratch()
+    status, free = [pool.status() for pool in (out, into)], machine.free()
+    with capture:
+        capture.copy(to, source)
+        with pytest.raises(fp.CaptureError, match="a swap"):
+            fp.swap(pause=out, resume=into)
+    assert ([pool.status() for pool in (out, into)], machine.free()) == (status, free)
+    capture.replay()
+    assert_same(to, before)
+    fp.swap(pause=out, resume=into).fence.synchronize(timeout=60)
+    policy.assert_after(arriving, arriving_before)
+
+
 def test_what_does_nothing_is_not_refused(machine, policy, new_tag, capture, scratch):
     paused, active = (fp.pool(new_tag(), machine.device, **policy.options) for _ in range(2))
     fp.pause(paused.tag)

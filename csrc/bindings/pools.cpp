@@ -159,19 +159,37 @@ void quiesce_pools(const std::vector<std::shared_ptr<Pool>>& pools, double timeo
   quiesce(devices, timeout, check_signals);
 }
 
+Order order_of(const std::string& name) {
+  if (name == "context") return Order::kContext;
+  if (name == "explicit") return Order::kExplicit;
+  throw Error(Kind::kInvalid, "unknown order '" + name + "'; there are 'context' and 'explicit'");
+}
+
 py::dict resume_pools(const std::vector<std::shared_ptr<Pool>>& pools, double wait, const std::string& order,
                       bool is_host_held, const std::map<int, std::vector<std::uintptr_t>>& streams,
                       bool is_verified) {
-  if (order != "context" && order != "explicit") {
-    throw Error(Kind::kInvalid, "unknown order '" + order + "'; there are 'context' and 'explicit'");
-  }
   TransitionReport report;
   {
     const Unlocked unlocked;
-    report = resume(pools, {wait, order == "context" ? Order::kContext : Order::kExplicit, is_host_held,
-                            streams_of(streams), check_signals, is_verified});
+    report =
+        resume(pools, {wait, order_of(order), is_host_held, streams_of(streams), check_signals, is_verified});
   }
   return report_dict(report);
+}
+
+py::tuple swap_pools(const std::vector<std::shared_ptr<Pool>>& out,
+                     const std::vector<std::shared_ptr<Pool>>& in, double timeout,
+                     const std::set<std::uint64_t>& discarded, double wait, const std::string& order,
+                     bool is_host_held, const std::map<int, std::vector<std::uintptr_t>>& handles,
+                     const std::map<CUdeviceptr, std::size_t>& dead) {
+  SwapReport report;
+  {
+    const Unlocked unlocked;
+    const StreamsByDevice streams = streams_of(handles);
+    report = swap(out, in, {timeout, streams, check_signals, discarded, dead},
+                  {wait, order_of(order), is_host_held, streams, check_signals});
+  }
+  return py::make_tuple(report_dict(report.paused), report_dict(report.resumed));
 }
 
 }  // namespace
@@ -281,6 +299,8 @@ void bind_pools(py::module_& module) {
   module.def("quiesce", &quiesce_pools, py::arg("pools"), py::arg("timeout"), py::arg("streams"));
   module.def("resume", &resume_pools, py::arg("pools"), py::arg("wait"), py::arg("order"),
              py::arg("hold_host"), py::arg("streams"), py::arg("verify") = false);
+  module.def("swap", &swap_pools, py::arg("out"), py::arg("into"), py::arg("timeout"), py::arg("discarded"),
+             py::arg("wait"), py::arg("order"), py::arg("hold_host"), py::arg("streams"), py::arg("dead"));
 }
 
 }  // namespace fencepool

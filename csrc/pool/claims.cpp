@@ -25,32 +25,35 @@ Claims::Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const cha
     : report_(report) {
   std::sort(pools.begin(), pools.end(), [](const auto& a, const auto& b) { return a->id() < b->id(); });
   pools.erase(std::unique(pools.begin(), pools.end()), pools.end());
-  for (auto& pool : pools) {
-    std::unique_ptr<Pool::Claim> claim;
-    try {
-      claim = std::make_unique<Pool::Claim>(pool, doing, interrupt);
-    } catch (const Error& error) {
-      if (error.kind == Kind::kInvalid && pool->is_closed()) continue;
-      throw;
-    }
-    PoolTransition transition;
-    transition.id = pool->id();
-    transition.tag = pool->tag();
-    transition.device = pool->device().name();
-    transition.backup = pool->policy().backup;
-    const bool is_there = claim->state() == target && (target == State::kActive || !claim->holds_memory());
-    if (is_there) {
-      if (target == State::kActive && is_restoring(*claim)) restores_.push_back(claim->restore());
-    } else {
-      transition.is_changed = true;
-      if (std::find(devices_.begin(), devices_.end(), &pool->device()) == devices_.end()) {
-        devices_.push_back(&pool->device());
-      }
-      claims_.push_back(std::move(claim));
-      report_index_.push_back(report.pools.size());
-    }
-    report.pools.push_back(std::move(transition));
+  for (const auto& pool : pools) add(pool, target, doing, interrupt);
+}
+
+void Claims::add(const std::shared_ptr<Pool>& pool, State target, const char* doing,
+                 const Interrupt& interrupt) {
+  std::unique_ptr<Pool::Claim> claim;
+  try {
+    claim = std::make_unique<Pool::Claim>(pool, doing, interrupt);
+  } catch (const Error& error) {
+    if (error.kind == Kind::kInvalid && pool->is_closed()) return;
+    throw;
   }
+  PoolTransition transition;
+  transition.id = pool->id();
+  transition.tag = pool->tag();
+  transition.device = pool->device().name();
+  transition.backup = pool->policy().backup;
+  const bool is_there = claim->state() == target && (target == State::kActive || !claim->holds_memory());
+  if (is_there) {
+    if (target == State::kActive && is_restoring(*claim)) restores_.push_back(claim->restore());
+  } else {
+    transition.is_changed = true;
+    if (std::find(devices_.begin(), devices_.end(), &pool->device()) == devices_.end()) {
+      devices_.push_back(&pool->device());
+    }
+    claims_.push_back(std::move(claim));
+    report_index_.push_back(report_.pools.size());
+  }
+  report_.pools.push_back(std::move(transition));
 }
 
 PoolTransition& Claims::report_of(const Pool::Claim& claim) {

@@ -20,7 +20,12 @@ class Claims {
   // pool that still holds device memory is not in the paused state yet. Duplicates count once.
   Claims(std::vector<std::shared_ptr<Pool>> pools, State target, const char* doing,
          const Interrupt& interrupt, TransitionReport& report);
+  // None yet.
+  explicit Claims(TransitionReport& report) : report_(report) {}
 
+  // Claims one more, whose id is above those before. Whoever fills several at a time does it in the order of
+  // ids over all of them.
+  void add(const std::shared_ptr<Pool>& pool, State target, const char* doing, const Interrupt& interrupt);
   bool is_empty() const { return claims_.empty(); }
   std::vector<std::unique_ptr<Pool::Claim>>::iterator begin() { return claims_.begin(); }
   std::vector<std::unique_ptr<Pool::Claim>>::iterator end() { return claims_.end(); }

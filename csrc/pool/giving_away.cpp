@@ -14,7 +14,9 @@ constexpr const char* kUnchanged = "Nothing was changed; pause again";
 void GivingAway::run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt) {
   const Scopes scopes(claims_.devices());  // all of them before anything is unmapped
   try {
-    for (const auto& copy : copies) give_away_copied(*copy, interrupt);
+    for (const auto& copy : copies) {
+      for (const CopyOut::Batch& batch : copy->batches()) give_away(*copy, batch, interrupt);
+    }
     give_away_without_backup();
   } catch (Error& error) {
     take_back(&error);
@@ -25,20 +27,21 @@ void GivingAway::run(const std::vector<std::unique_ptr<CopyOut>>& copies, const 
   }
 }
 
-void GivingAway::give_away_copied(const CopyOut& copy, const Interrupt& interrupt) {
+void GivingAway::give_away(const CopyOut& copy, const CopyOut::Batch& batch, const Interrupt& interrupt) {
   const Pool::Claim& claim = copy.claim();
-  for (const CopyOut::Batch& batch : copy.batches()) {
-    try {
-      static_cast<void>(wait_for(*batch.copied, -1, interrupt));
-    } catch (Error& error) {
-      claim.pool().explain(error, copy.bytes(), kUnchanged);
-      throw;
-    }
-    for (Segment* segment : batch.segments) {
-      segment->is_backed_up = true;
-      unmap(claim, *segment);
-      release(claim, *segment);
-    }
+  Stopwatch watch;
+  try {
+    static_cast<void>(wait_for(*batch.copied, -1, interrupt));
+  } catch (Error& error) {
+    claim.pool().explain(error, copy.bytes(), kUnchanged);
+    throw;
+  }
+  waiting_ += watch.lap();
+  is_begun_ = true;
+  for (Segment* segment : batch.segments) {
+    segment->is_backed_up = true;
+    unmap(claim, *segment);
+    release(claim, *segment);
   }
 }
 
@@ -49,6 +52,7 @@ void GivingAway::give_away_without_backup() {
   // Everything that needs memory for our own tables comes before the first release.
   std::vector<std::pair<const Pool::Claim*, std::vector<Segment*>>> all;
   for (const auto& claim : claims_) all.emplace_back(claim.get(), claim->segments());
+  is_begun_ = true;
   for (const bool is_releasing : {false, true}) {
     for (const auto& [claim, segments] : all) {
       const bool is_backed_up = claim->keeps_contents();
@@ -108,13 +112,16 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
 // released is taken again and filled from the backup. A pool for which that fails is paused, its
 // contents partly in the memory it keeps and partly in the backup: resume() puts them together.
 void GivingAway::take_back(Error* error) noexcept {
+  if (!is_begun_) return;
   for (const auto& claim : claims_) {
     if (claim->state() == State::kPaused) continue;  // it was paused before
+    bool is_lost = false;
     try {
       bool is_whole = true;
       for (Segment* segment : claim->segments()) {
         segment->has_contents_kept = segment->physical != nullptr;
         is_whole = is_whole && segment->mapping != nullptr;
+        is_lost = is_lost || (segment->physical == nullptr && !claim->keeps_contents());
       }
       if (is_whole) {
         for (Segment* segment : claim->segments()) segment->has_contents_kept = segment->is_backed_up = false;
@@ -133,7 +140,8 @@ void GivingAway::take_back(Error* error) noexcept {
       try {
         if (error != nullptr) {
           error->add_note("while undoing: " + std::string(second.what()) + "; " + claim->pool().describe() +
-                          " is paused now, its contents are kept; resume() brings it back");
+                          (is_lost ? " is paused now, without its contents; resume() brings its memory back"
+                                   : " is paused now, its contents are kept; resume() brings it back"));
         }
       } catch (const std::exception&) {
         problems::record({claim->pool().tag(), ": no memory to say so in the error"});

@@ -23,19 +23,25 @@ class GivingAway {
 
   void run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt);
 
+  // The same in steps, for a swap: every batch in turn, then the pools without a backup. Need Scopes of all
+  // devices. Whoever takes the steps takes back what they have given away when anything fails later.
+  void give_away(const CopyOut& copy, const CopyOut::Batch& batch, const Interrupt& interrupt);
+  void give_away_without_backup();
+  void take_back(Error* error) noexcept;
+
+  double seconds_waiting() const { return waiting_; }  // for copies to end
   double seconds_unmapping() const { return unmapping_; }
   double seconds_releasing() const { return releasing_; }
 
  private:
-  void give_away_copied(const CopyOut& copy, const Interrupt& interrupt);
-  void give_away_without_backup();
   void unmap(const Pool::Claim& claim, Segment& segment);
   void release(const Pool::Claim& claim, Segment& segment);
-  void take_back(Error* error) noexcept;
 
   Claims& claims_;
   TransitionReport& report_;
+  bool is_begun_ = false;  // else there is nothing to take back
   bool is_any_released_ = false;
+  double waiting_ = 0;
   double unmapping_ = 0;
   double releasing_ = 0;
 };

@@ -3,9 +3,8 @@
 
 #include "base/clock.h"
 #include "base/host_budget.h"
-#include "pool/claims.h"
-#include "pool/copy_out.h"
 #include "pool/giving_away.h"
+#include "pool/outgoing.h"
 #include "pool/quiesce.h"
 
 namespace fencepool {
@@ -16,8 +15,6 @@ constexpr const char* kHostIsFull =
     "Nothing was changed. Free host memory, raise the container's limit, or use a pool with backup=\"none\"";
 
 constexpr const char* kBudgetIsSpent = "Nothing was changed";
-
-using Copies = std::vector<std::unique_ptr<CopyOut>>;
 
 std::size_t bytes_of(const Pool::Claim& claim) {
   std::size_t bytes = 0;
@@ -43,8 +40,8 @@ void require_budget(Claims& claims, const PauseOptions& options) {
   }
 }
 
-// Submits the copies of every pool with a backup. All of them before anything is given away: what can
-// fail for want of host memory or in a driver call has not failed then.
+}  // namespace
+
 Copies start_copies(Claims& claims, const PauseOptions& options) {
   require_budget(claims, options);
   Copies copies;
@@ -68,30 +65,57 @@ Copies start_copies(Claims& claims, const PauseOptions& options) {
   return copies;
 }
 
-// How much host memory pools have before the pause that they would not keep after the next resume.
-class KeptBackups {
- public:
-  explicit KeptBackups(Claims& claims) : claims_(claims) {
-    for (const auto& claim : claims) chunks_.push_back(claim->buffer().chunk_count());
-  }
-  // After a pause that failed: what it added goes back.
-  void restore() noexcept {
-    std::size_t next = 0;
-    for (const auto& claim : claims_) {
-      const std::size_t chunks = chunks_[next++];
-      if (!claim->policy().is_retained && claim->state() == State::kActive) {
-        claim->set_stored(false);
-        claim->buffer().truncate(chunks);
-      }
+KeptBackups::KeptBackups(Claims& claims) : claims_(claims) {
+  for (const auto& claim : claims) chunks_.push_back(claim->buffer().chunk_count());
+}
+
+void KeptBackups::restore() noexcept {
+  std::size_t next = 0;
+  for (const auto& claim : claims_) {
+    const std::size_t chunks = chunks_[next++];
+    if (!claim->policy().is_retained && claim->state() == State::kActive) {
+      claim->set_stored(false);
+      claim->buffer().truncate(chunks);
     }
   }
+}
 
- private:
-  Claims& claims_;
-  std::vector<std::size_t> chunks_;
-};
+Phases PauseSeconds::phases() const {
+  return {{"quiesce", quiesce}, {"digest", digest},   {"provision", provision}, {"copy", copy},
+          {"unmap", unmap},     {"release", release}, {"total", total}};
+}
 
-}  // namespace
+PauseRecords::PauseRecords(Claims& claims)
+    : claims_(claims),
+      whole_(PauseSeconds{}.phases()),
+      own_(static_cast<std::size_t>(claims.end() - claims.begin()), whole_) {}
+
+void PauseRecords::complete(const PauseSeconds& seconds, TransitionReport& report) noexcept {
+  const std::array<double, 7> values{seconds.quiesce, seconds.digest,  seconds.provision, seconds.copy,
+                                     seconds.unmap,   seconds.release, seconds.total};
+  const auto fill = [&values](Phases& phases) {
+    for (std::size_t i = 0; i < values.size(); ++i) phases[i].second = values.at(i);
+  };
+  std::size_t next = 0;
+  for (const auto& claim : claims_) {
+    fill(own_[next]);
+    claim->set_last_pause(std::move(own_[next++]));
+  }
+  fill(whole_);
+  report.seconds = std::move(whole_);
+}
+
+void settle_work(Claims& claims, const PauseOptions& options) {
+  for (const auto& claim : claims) claim->set_freed_aside();
+  quiesce(claims.devices(), options.timeout, options.interrupt);
+  for (const auto& claim : claims) {
+    claim->reap_aside();
+    claim->buffer().set_settled();
+    if (claim->state() == State::kPaused) continue;  // decided when it was paused
+    claim->set_discarded(options.discarded.count(claim->pool().id()) != 0);
+    if (!claim->keeps_contents()) claim->set_image({});
+  }
+}
 
 TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOptions& options) {
   process::require_owner();
@@ -105,28 +129,18 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   claims.require_no_capture(options.streams, "pause");
   claims.note_memory_before();
   watch.lap();
-  for (const auto& claim : claims) claim->set_freed_aside();
-  quiesce(claims.devices(), options.timeout, options.interrupt);
-  for (const auto& claim : claims) {
-    claim->reap_aside();
-    claim->buffer().set_settled();
-    if (claim->state() == State::kPaused) continue;  // decided when it was paused
-    claim->set_discarded(options.discarded.count(claim->pool().id()) != 0);
-    if (!claim->keeps_contents()) claim->set_image({});
-  }
-  report.seconds = {{"quiesce", watch.lap()}, {"digest", 0}, {"provision", 0}, {"copy", 0}, {"unmap", 0},
-                    {"release", 0},           {"total", 0}};
-  std::vector<Phases> own(static_cast<std::size_t>(claims.end() - claims.begin()), report.seconds);
+  PauseSeconds seconds;
+  settle_work(claims, options);
+  seconds.quiesce = watch.lap();
+  PauseRecords records(claims);
 
   KeptBackups backups(claims);
   GivingAway giving_away(claims, report);
-  double digested = 0;
-  double provisioned = 0;
   try {
     const Copies copies = start_copies(claims, options);
     for (const auto& copy : copies) {
-      provisioned += copy->seconds_waited();
-      digested += copy->seconds_digesting();
+      seconds.digest += copy->seconds_digesting();
+      seconds.provision += copy->seconds_waited();
     }
     giving_away.run(copies, options.interrupt);
     for (const auto& copy : copies) copy->commit();
@@ -136,20 +150,12 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   }
   // Nothing can fail from here on.
   for (const auto& claim : claims) claim->set_state(State::kPaused);
-  const double unmapped = giving_away.seconds_unmapping();
-  const double released = giving_away.seconds_releasing();
-  const double copied = watch.lap() - digested - provisioned - unmapped - released;
+  seconds.unmap = giving_away.seconds_unmapping();
+  seconds.release = giving_away.seconds_releasing();
+  seconds.copy = watch.lap() - seconds.digest - seconds.provision - seconds.unmap - seconds.release;
   claims.note_memory_after();
-  const std::array<double, 6> rest{digested, provisioned, copied, unmapped, released, watch.total()};
-  const auto complete = [&rest](Phases& seconds) {
-    for (std::size_t i = 0; i < rest.size(); ++i) seconds[i + 1].second = rest.at(i);
-  };
-  complete(report.seconds);
-  std::size_t next = 0;
-  for (const auto& claim : claims) {
-    complete(own[next]);
-    claim->set_last_pause(std::move(own[next++]));
-  }
+  seconds.total = watch.total();
+  records.complete(seconds, report);
   return report;
 }
 

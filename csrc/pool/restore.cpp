@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/problems.h"
 #include "base/retry.h"
 #include "pool/claims.h"
@@ -45,13 +46,20 @@ std::size_t Restore::bytes_wanted() const {
   return bytes;
 }
 
+std::size_t Restore::bytes_missing() const {
+  std::size_t bytes = bytes_wanted();
+  for (const auto& staged : staged_) bytes -= staged->physical != nullptr ? staged->segment.range.size() : 0;
+  return bytes;
+}
+
 void Restore::take_memory() {
   const Device::Scope scope(claim_.device());
-  for (const auto& staged : staged_) {
-    if (staged->segment.physical == nullptr && staged->physical == nullptr) {
-      staged->physical = std::make_unique<Physical>(claim_.device(), staged->segment.range.size());
-    }
-  }
+  for (const auto& staged : staged_) take(*staged);
+}
+
+void Restore::take(Staged& staged) {
+  if (staged.segment.physical != nullptr || staged.physical != nullptr) return;
+  staged.physical = std::make_unique<Physical>(claim_.device(), staged.segment.range.size());
 }
 
 void Restore::give_memory_back() {
@@ -60,17 +68,50 @@ void Restore::give_memory_back() {
 
 void Restore::map() {
   const Device::Scope scope(claim_.device());
-  for (const auto& staged : staged_) {
-    if (staged->segment.mapping == nullptr) {
-      staged->mapping = std::make_unique<Mapping>(staged->segment.range, staged->memory());
-    }
-  }
+  for (const auto& staged : staged_) map(*staged);
+}
+
+void Restore::map(Staged& staged) {
+  if (staged.segment.mapping != nullptr) return;
+  staged.mapping = std::make_unique<Mapping>(staged.segment.range, staged.memory());
 }
 
 std::shared_ptr<const Marks> Restore::submit(bool is_fine) {
   const Device::Scope scope(claim_.device());
   if (!begin(is_fine)) return nullptr;
   for (const auto& staged : staged_) bring_back(*staged);
+  return marker_->finish();
+}
+
+void Restore::start(bool is_fine) {
+  const Device::Scope scope(claim_.device());
+  static_cast<void>(begin(is_fine));
+}
+
+Restore::Step Restore::advance() {
+  if (next_ == staged_.size()) return Step::kDone;
+  Staged& staged = *staged_[next_];
+  const Device::Scope scope(claim_.device());
+  Stopwatch watch;
+  try {
+    take(staged);
+  } catch (const Error& error) {
+    taking_ += watch.lap();
+    if (error.kind != Kind::kOutOfMemory) throw;
+    return Step::kNoMemory;
+  }
+  taking_ += watch.lap();
+  map(staged);
+  mapping_ += watch.lap();
+  if (marker_ != nullptr) bring_back(staged);
+  submitting_ += watch.lap();
+  ++next_;
+  return Step::kMoved;
+}
+
+std::shared_ptr<const Marks> Restore::finish() {
+  if (marker_ == nullptr) return nullptr;
+  const Device::Scope scope(claim_.device());
   return marker_->finish();
 }
 

@@ -17,7 +17,8 @@ class Restore {
   Restore(const Restore&) = delete;
   Restore& operator=(const Restore&) = delete;
 
-  std::size_t bytes_wanted() const;  // of device memory, to be taken
+  std::size_t bytes_wanted() const;   // of device memory, to be taken
+  std::size_t bytes_missing() const;  // of those, what has not been taken yet
   // Takes the device memory that is still missing. Throws kOutOfMemory.
   void take_memory();
   void give_memory_back();
@@ -28,6 +29,18 @@ class Restore {
   std::shared_ptr<const Marks> submit(bool is_fine);
   // Compares what has been brought back with its digests, and waits for that. Throws kCorrupted.
   void verify(const Interrupt& interrupt);
+
+  // The same in steps, for a swap: start(), then advance() until there is nothing left, then finish().
+  void start(bool is_fine);
+  enum class Step { kDone, kNoMemory, kMoved };
+  // The next segment in allocation order: takes its memory, maps it and submits its copies. kNoMemory: the
+  // device has too little for it now, and nothing was taken.
+  Step advance();
+  std::shared_ptr<const Marks> finish();
+  double seconds_taking() const { return taking_; }
+  double seconds_mapping() const { return mapping_; }
+  double seconds_submitting() const { return submitting_; }
+
   // The pool is active.
   void commit() noexcept;
 
@@ -37,6 +50,8 @@ class Restore {
 
  private:
   struct Staged;
+  void take(Staged& staged);
+  static void map(Staged& staged);
   bool begin(bool is_fine);
   void bring_back(const Staged& staged);
   std::size_t bytes_to_bring_back() const;
@@ -45,6 +60,8 @@ class Restore {
 
   Pool::Claim& claim_;
   std::vector<std::unique_ptr<Staged>> staged_;
+  std::size_t next_ = 0;  // of staged_, for advance()
+  double taking_ = 0, mapping_ = 0, submitting_ = 0;
   bool is_zeroed_ = false;
   bool is_running_ = false;
   std::unique_ptr<Marker> marker_;  // while there is something to bring back

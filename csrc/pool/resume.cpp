@@ -4,8 +4,7 @@
 
 #include "base/clock.h"
 #include "base/problems.h"
-#include "pool/claims.h"
-#include "pool/restore.h"
+#include "pool/incoming.h"
 
 namespace fencepool {
 namespace {
@@ -14,8 +13,6 @@ constexpr const char* kNotHandedOut =
     "Nothing was handed out, and everything is still paused. resume(verify=False) brings back what there is; "
     "load the contents anew after that";
 constexpr const char* kStillPaused = "Everything is still paused and its contents are safe; resume again";
-
-using Restores = std::vector<std::unique_ptr<Restore>>;
 
 // Does `work` for each pool, and adds the pool at work to whatever it fails with.
 template <class Work>
@@ -87,10 +84,6 @@ void give_backups_back(Restores& restores) noexcept {
   }
 }
 
-std::shared_ptr<Fence> empty_fence() {
-  return std::make_shared<Fence>(std::vector<Device*>{}, std::vector<std::shared_ptr<Event>>{});
-}
-
 // Of this resume's restores and of those still under way in pools that were active already.
 std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared_ptr<const Marks>> marks) {
   std::vector<Device*> devices = claims.devices();
@@ -104,7 +97,8 @@ std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared
   return std::make_shared<Fence>(std::move(devices), std::move(marks));
 }
 
-// Orders what comes later behind the fence, as the options say.
+}  // namespace
+
 void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report) {
   if (options.order == Order::kContext) report.is_host_held = fence.order_contexts();
   if (!options.is_host_held) return;
@@ -116,12 +110,44 @@ void order(const Fence& fence, const ResumeOptions& options, TransitionReport& r
   }
 }
 
-}  // namespace
+RestoreFences fences_of(const Claims& claims, const Restores& restores,
+                        const std::vector<std::shared_ptr<const Marks>>& marks) {
+  RestoreFences fences;
+  std::vector<std::shared_ptr<const Marks>> all;
+  for (std::size_t i = 0; i < restores.size(); ++i) {
+    std::vector<std::shared_ptr<const Marks>> own;
+    if (marks[i] != nullptr) own.push_back(marks[i]);
+    all.insert(all.end(), own.begin(), own.end());
+    fences.own.push_back(
+        std::make_shared<Fence>(std::vector<Device*>{&restores[i]->claim().device()}, std::move(own)));
+  }
+  fences.whole = whole_fence(claims, std::move(all));
+  return fences;
+}
+
+void commit(Restores& restores, RestoreFences& fences, bool is_ordered) noexcept {
+  for (std::size_t i = 0; i < restores.size(); ++i) {
+    restores[i]->claim().set_restore(std::move(fences.own[i]), is_ordered);
+    restores[i]->commit();
+  }
+  give_backups_back(restores);
+}
+
+void complete(Claims& claims, Restores& restores, std::vector<Phases>& own, double total,
+              TransitionReport& report) noexcept {
+  report.seconds.back().second = total;
+  for (std::size_t i = 0; i < restores.size(); ++i) {
+    PoolTransition& transition = claims.report_of(restores[i]->claim());
+    transition.bytes = restores[i]->bytes_mapped();
+    transition.bytes_copied = restores[i]->bytes_copied();
+    own[i].back().second = total;
+    restores[i]->claim().set_last_resume(std::move(own[i]));
+  }
+}
 
 TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOptions& options) {
   process::require_owner();
   TransitionReport report;
-  report.fence = empty_fence();
   Stopwatch watch;
   Claims claims(std::move(pools), State::kActive, "resuming", options.interrupt, report);
   if (claims.is_empty()) {
@@ -142,19 +168,13 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   const double mapped = watch.lap();
   const bool is_ordered = options.order == Order::kContext;
   std::vector<std::shared_ptr<const Marks>> marks;
-  std::vector<std::shared_ptr<Fence>> fences;
-  for_each(restores, [&](Restore& restore) {
-    std::vector<std::shared_ptr<const Marks>> own;
-    if (auto one = restore.submit(/*is_fine=*/!is_ordered)) own.push_back(std::move(one));
-    marks.insert(marks.end(), own.begin(), own.end());
-    fences.push_back(
-        std::make_shared<Fence>(std::vector<Device*>{&restore.claim().device()}, std::move(own)));
-  });
+  for_each(restores, [&](Restore& restore) { marks.push_back(restore.submit(/*is_fine=*/!is_ordered)); });
   if (options.is_verified) {
     for_each(restores, [&](Restore& restore) { restore.verify(options.interrupt); });
   }
   const double submitted = watch.lap();
-  report.fence = whole_fence(claims, std::move(marks));
+  RestoreFences fences = fences_of(claims, restores, marks);
+  report.fence = fences.whole;
   try {
     order(*report.fence, options, report);
   } catch (Error& error) {
@@ -165,20 +185,9 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   report.seconds = {
       {"create", created}, {"map", mapped}, {"copy", submitted}, {"fence", watch.lap()}, {"total", 0}};
   std::vector<Phases> own(restores.size(), report.seconds);
-  for (std::size_t i = 0; i < restores.size(); ++i) {
-    restores[i]->claim().set_restore(std::move(fences[i]), is_ordered);
-    restores[i]->commit();
-  }
-  give_backups_back(restores);
+  commit(restores, fences, is_ordered);
   claims.note_memory_after();
-  report.seconds.back().second = watch.total();
-  for (std::size_t i = 0; i < restores.size(); ++i) {
-    PoolTransition& transition = claims.report_of(restores[i]->claim());
-    transition.bytes = restores[i]->bytes_mapped();
-    transition.bytes_copied = restores[i]->bytes_copied();
-    own[i].back().second = report.seconds.back().second;
-    restores[i]->claim().set_last_resume(std::move(own[i]));
-  }
+  complete(claims, restores, own, watch.total(), report);
   return report;
 }
 

@@ -78,4 +78,19 @@ struct ResumeOptions {
 // kCorrupted.
 TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOptions& options);
 
+struct SwapReport {
+  TransitionReport paused, resumed;
+};
+
+// A pause of `out` and a resume of `in` at once: each side copies on streams of its own while the other one
+// does. Device memory for `in` is taken as far as there is some at the start, and as that of `out` is
+// released. No pool may be on both sides. The streams of the two options are the same.
+//
+// All or nothing over both sides, as either alone. Pools of `out` whose contents are not kept are released
+// last; when `in` needs their memory, a failure after that brings them back without their contents, and a
+// note says so. Memory that would not do even then is found out before anything changes (kOutOfMemory). Other
+// errors: those of both. Thread-safe; holds no lock meanwhile.
+SwapReport swap(std::vector<std::shared_ptr<Pool>> out, std::vector<std::shared_ptr<Pool>> in,
+                const PauseOptions& pause_options, const ResumeOptions& resume_options);
+
 }  // namespace fencepool

@@ -44,7 +44,8 @@ from fencepool.machine import (
     set_memory_margin,
 )
 from fencepool.pools import CallbackHandle, Pool, pool
-from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransition, Resumed
+from fencepool.reports import DeviceMemory, PauseReport, PoolStatus, PoolTransition, Resumed, Swapped
+from fencepool.swapping import swap
 from fencepool.tracing import trace
 from fencepool.transitions import pause, paused, resume, status
 
@@ -81,6 +82,7 @@ __all__ = [
     "RankError",
     "Residual",
     "Resumed",
+    "Swapped",
     "UnknownTagError",
     "UnsupportedError",
     "__version__",
@@ -101,6 +103,7 @@ __all__ = [
     "set_host_budget",
     "set_memory_margin",
     "status",
+    "swap",
     "trace",
     "watch_stream",
 ]

@@ -104,6 +104,19 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Swapped:
+    """What a swap did. The two sides' phases overlap; ``seconds["total"]`` of both is the whole call."""
+
+    paused: PauseReport
+    resumed: Resumed
+
+    @property
+    def fence(self) -> Fence:
+        """The end of the restores."""
+        return self.resumed.fence
+
+
+@dataclass(frozen=True)
 class PoolStatus:
     """A pool at one moment."""
 

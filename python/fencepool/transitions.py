@@ -13,17 +13,20 @@ from fencepool import _core, host_driver, observing
 from fencepool import progress as bars
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
-from fencepool.errors import CallbackError, UnknownTagError, UnsupportedError, add_note
+from fencepool.errors import CallbackError, HostMemoryError, UnknownTagError, UnsupportedError, add_note
 from fencepool.fences import Fence, parse_seconds
 from fencepool.pools import empty_torch_cache, exclusive, known
 from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Set
+    from collections.abc import Callable, Collection, Iterator, Set
+    from typing import TypeVar
 
     import torch
 
     from fencepool.pools import Pool
+
+    _Taken = TypeVar("_Taken")
 
 Order = Literal["context", "explicit"]
 
@@ -108,17 +111,14 @@ def resume(
         CallbackError: an ``on_resume`` callback failed; the pools are active.
     """
     seconds = parse_seconds("wait", wait)
-    if order not in ("context", "explicit"):
-        raise ValueError(f"order is 'context' or 'explicit', not {order!r}")
+    require_order(order)
     if not isinstance(verify, bool):
         raise TypeError(f"verify is True or False, not {type(verify).__name__}")
     pools = select(tags, device)
     if verify:
         for pool in pools:
             if pool.backup != "none" and not pool.digests:
-                raise UnsupportedError(
-                    f"{pool!r} has no digests to verify its contents by; nothing was changed"
-                )
+                raise UnsupportedError(f"{pool!r} has no digests to verify by; nothing was changed")
     with bars.shown(progress, "resume", pools):
         return _resume(pools, seconds, order, verify=verify)
 
@@ -169,6 +169,12 @@ def status() -> list[PoolStatus]:
     return [known(core).status() for core in _core.pools()]
 
 
+def require_order(order: Any) -> None:
+    """Raise ValueError unless it is one."""
+    if order not in ("context", "explicit"):
+        raise ValueError(f"order is 'context' or 'explicit', not {order!r}")
+
+
 def select(tags: tuple[str, ...], device: str | torch.device | None) -> list[Pool]:
     """The pools of those tags, in the order they were made; UnknownTagError for a tag without any."""
     pools = [known(core) for core in _core.pools()]
@@ -204,37 +210,52 @@ def _pause(
     pools: list[Pool], seconds: float, discarded: Set[int] = frozenset()
 ) -> tuple[PauseReport, set[int]]:
     """The report, and the ids of the pools that were active before."""
-    with (
-        observing.transition("pause", pools) as seen,
-        exclusive(*pools),
-        contextlib.ExitStack() as stack,
-    ):
-        unpaused = [pool for pool in pools if not _is_paused(pool)]
+    with observing.transition("pause", pools) as seen, exclusive(*pools):
+        with _ready_to_pause(pools) as unpaused:
+            cores = [pool._core for pool in pools]
+            report = _core.pause(cores, seconds, _captures(pools), discarded, _dead_bytes(unpaused))
+        seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
+        seen.device_memory = device_memory(report)
+    active = {pool._core.id for pool in unpaused}
+    return _pause_report(report), active & {one["id"] for one in report["pools"] if one["is_changed"]}
+
+
+def _dead_bytes(pools: list[Pool]) -> dict[int, int]:
+    """What PyTorch holds free inside of these pools: address to bytes."""
+    return {start: size for pool in pools for start, size in pool._dead_bytes().items()}
+
+
+@contextlib.contextmanager
+def _ready_to_pause(pools: list[Pool]) -> Iterator[list[Pool]]:
+    """What goes before the core's part of a pause; yields the active ones of the pools.
+
+    The caller has them to itself. When the block raises, what callbacks have done is undone.
+    """
+    unpaused = [pool for pool in pools if not _is_paused(pool)]
+    with contextlib.ExitStack() as stack:
         for pool in unpaused:
             stack.enter_context(pool._without_regions("paused"))
         for pool in unpaused:
             pool._trim_torch(is_waiting=False)
-        active = {pool._core.id for pool in unpaused}
         called = _call_before_pause(unpaused)
         try:
             for pool in unpaused:  # a callback may have entered one and left it open
                 if threading.get_ident() in pool._entered.values():
                     pool._refuse_inside_region("paused")
-            dead = {start: size for pool in unpaused for start, size in pool._dead_bytes().items()}
-            report = _core.pause([pool._core for pool in pools], seconds, _captures(pools), discarded, dead)
+            yield unpaused
         except BaseException as error:
             _undo_before_pause(called, error)
             raise
-        seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
-        seen.device_memory = device_memory(report)
-    done = PauseReport(
-        pools=seen.pools,
-        seconds=seen.seconds,
-        device_memory=seen.device_memory,
+
+
+def _pause_report(report: dict[str, Any]) -> PauseReport:
+    return PauseReport(
+        pools=pool_transitions(report),
+        seconds=timings(report["seconds"]),
+        device_memory=device_memory(report),
         unreleased_bytes=report["unreleased_bytes"],
         notes=tuple(report["notes"]),
     )
-    return done, active & {one["id"] for one in report["pools"] if one["is_changed"]}
 
 
 def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
@@ -252,14 +273,19 @@ def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = F
         report = _resume_core(pools, seconds, order, verify)
         seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
         seen.device_memory = device_memory(report)
-        fence = Fence(report["fence"])
-        changed = {one["id"] for one in report["pools"] if one["is_changed"]}
-        _set_restoring([pool for pool in pools if pool._core.id in changed], fence, order)
-        _call_after_resume([pool for pool in pools if pool._core.id in changed])
+        return _finish_resume(report, pools, order)
+
+
+def _finish_resume(report: dict[str, Any], pools: list[Pool], order: Order) -> Resumed:
+    """What comes after the core's part of a resume, callbacks included."""
+    fence = Fence(report["fence"])
+    changed = {one["id"] for one in report["pools"] if one["is_changed"]}
+    _set_restoring([pool for pool in pools if pool._core.id in changed], fence, order)
+    _call_after_resume([pool for pool in pools if pool._core.id in changed])
     return Resumed(
-        pools=seen.pools,
-        seconds=seen.seconds,
-        device_memory=seen.device_memory,
+        pools=pool_transitions(report),
+        seconds=timings(report["seconds"]),
+        device_memory=device_memory(report),
         fence=fence,
         host_held=report["is_host_held"],
         notes=tuple(report["notes"]),
@@ -278,15 +304,28 @@ def _set_restoring(pools: list[Pool], fence: Fence, order: Order) -> None:
 def _resume_core(pools: list[Pool], seconds: float, order: Order, verify: bool) -> dict[str, Any]:
     cores = [pool._core for pool in pools]
     captures = _captures(pools)
-    is_held = order == "context" and any(host_driver.is_waiting(pool.device) for pool in pools)
+    is_held = _is_host_held(pools, order)
+    return _with_torch_cache_emptied(
+        pools, seconds, lambda wait: _core.resume(cores, wait, order, is_held, captures, verify)
+    )
+
+
+def _is_host_held(pools: list[Pool], order: Order) -> bool:
+    return order == "context" and any(host_driver.is_waiting(pool.device) for pool in pools)
+
+
+def _with_torch_cache_emptied(pools: list[Pool], seconds: float, take: Callable[[float], _Taken]) -> _Taken:
+    """Take device memory; where there is too little, what PyTorch holds without use goes back first."""
     torch = sys.modules.get("torch")
     is_cuda = any(pool._core.provider == "cuda" for pool in pools)
     if torch is not None and is_cuda and torch.cuda.is_initialized():
         try:
-            return _core.resume(cores, 0.0, order, is_held, captures, verify)
+            return take(0.0)
+        except HostMemoryError:  # of the host, where PyTorch's cache is not
+            raise
         except MemoryError:
             empty_torch_cache()
-    return _core.resume(cores, seconds if seconds >= 0 else float("inf"), order, is_held, captures, verify)
+    return take(seconds if seconds >= 0 else float("inf"))
 
 
 def _is_paused(pool: Pool) -> bool:

@@ -83,6 +83,17 @@ def resume(
     streams: Mapping[int, Sequence[int]],
     verify: bool = ...,
 ) -> dict[str, Any]: ...
+def swap(
+    out: Sequence[Pool],
+    into: Sequence[Pool],
+    timeout: float,
+    discarded: AbstractSet[int],
+    wait: float,
+    order: str,
+    hold_host: bool,
+    streams: Mapping[int, Sequence[int]],
+    dead: Mapping[int, int],
+) -> tuple[dict[str, Any], dict[str, Any]]: ...
 def quiesce(pools: Sequence[Pool], timeout: float, streams: Mapping[int, Sequence[int]]) -> None: ...
 def driver_info(provider: str) -> dict[str, Any]: ...
 def memory_info(provider: str, ordinal: int) -> tuple[int, int]: ...

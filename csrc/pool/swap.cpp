@@ -1,0 +1,312 @@
+// Two sets of pools changing places: one is paused while the other one is resumed.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/problems.h"
+#include "pool/giving_away.h"
+#include "pool/incoming.h"
+#include "pool/outgoing.h"
+
+namespace fencepool {
+namespace {
+
+constexpr const char* kUnchanged = "Both sides are as they were; swap again";
+
+using Pools = std::vector<std::shared_ptr<Pool>>;
+
+// Claims both sides in the order of ids over all of them.
+void claim(Claims& out, Claims& in, const Pools& out_pools, const Pools& in_pools,
+           const Interrupt& interrupt) {
+  std::map<std::uint64_t, std::pair<std::shared_ptr<Pool>, bool>> all;  // by id; whether it is to be paused
+  for (const auto& pool : out_pools) all.emplace(pool->id(), std::pair(pool, true));
+  for (const auto& pool : in_pools) {
+    const auto [entry, is_new] = all.emplace(pool->id(), std::pair(pool, false));
+    if (!is_new && entry->second.second) {
+      Error error(Kind::kInvalid, pool->describe() + " is to be paused and resumed at once");
+      error.pool = pool->tag();
+      throw error;
+    }
+  }
+  for (const auto& [id, entry] : all) {
+    if (entry.second) {
+      out.add(entry.first, State::kPaused, "pausing", interrupt);
+    } else {
+      in.add(entry.first, State::kActive, "resuming", interrupt);
+    }
+  }
+}
+
+std::vector<Device*> devices_of(const Claims& out, const Claims& in) {
+  std::vector<Device*> devices = out.devices();
+  for (Device* device : in.devices()) {
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+  }
+  return devices;
+}
+
+// The side that takes memory.
+class Arrivals {
+ public:
+  Arrivals(Claims& claims, bool is_fine) : claims_(claims), is_fine_(is_fine) {
+    for (const auto& claim : claims) restores_.push_back(std::make_unique<Restore>(*claim));
+  }
+
+  // Throws kOutOfMemory when the memory free on some device, and what `coming` says will be, is too little.
+  template <class Coming>
+  void require_memory(Coming coming) const {
+    for (Device* device : claims_.devices()) {
+      std::size_t wanted = 0;
+      const Restore* first = nullptr;
+      for (const auto& restore : restores_) {
+        if (&restore->claim().device() != device || restore->bytes_missing() == 0) continue;
+        wanted += restore->bytes_missing();
+        if (first == nullptr) first = restore.get();
+      }
+      if (first == nullptr) continue;
+      const Device::Scope scope(*device);
+      const std::size_t there = device->memory().free + coming(*device);
+      if (wanted <= there) continue;
+      Error error(Kind::kOutOfMemory, "the other side gives " + format_bytes(coming(*device)) +
+                                          " back, which together with what is free is too little");
+      error.wanted = wanted;
+      first->claim().pool().explain(error, wanted, kUnchanged);
+      throw error;
+    }
+  }
+
+  void start() {
+    for_each([this](Restore& restore) { restore.start(is_fine_); });
+  }
+
+  // As far as there is memory now. Whether everything has been submitted.
+  bool advance() {
+    bool is_complete = true;
+    for_each([&is_complete](Restore& restore) {
+      Restore::Step step = Restore::Step::kMoved;
+      while (step == Restore::Step::kMoved) step = restore.advance();
+      is_complete = is_complete && step == Restore::Step::kDone;
+    });
+    return is_complete;
+  }
+
+  // The same, and throws kOutOfMemory where that is not far enough.
+  void advance_to_the_end() {
+    if (advance()) return;
+    for_each([](Restore& restore) { restore.take_memory(); });
+    static_cast<void>(advance());
+  }
+
+  // The fences, and everything later behind them.
+  void order(const ResumeOptions& options, TransitionReport& report) {
+    std::vector<std::shared_ptr<const Marks>> marks;
+    for_each([&marks](Restore& restore) { marks.push_back(restore.finish()); });
+    Stopwatch watch;
+    fences_ = fences_of(claims_, restores_, marks);
+    report.fence = fences_.whole;
+    fencepool::order(*report.fence, options, report);
+    fencing_ = watch.lap();
+    // Ready beforehand, so that nothing can fail once the first pool is active.
+    double taking = 0;
+    double mapping = 0;
+    double submitting = 0;
+    for (const auto& restore : restores_) {
+      taking += restore->seconds_taking();
+      mapping += restore->seconds_mapping();
+      submitting += restore->seconds_submitting();
+    }
+    report.seconds = {
+        {"create", taking}, {"map", mapping}, {"copy", submitting}, {"fence", fencing_}, {"total", 0}};
+    own_.assign(restores_.size(), report.seconds);
+  }
+
+  void commit() noexcept { fencepool::commit(restores_, fences_, !is_fine_); }
+  void complete(double total, TransitionReport& report) noexcept {
+    fencepool::complete(claims_, restores_, own_, total, report);
+  }
+  // Everything that was taken goes back.
+  void undo() noexcept { restores_.clear(); }
+
+ private:
+  template <class Work>
+  void for_each(Work work) {
+    for (const auto& restore : restores_) {
+      try {
+        work(*restore);
+      } catch (Error& error) {
+        restore->claim().pool().explain(error, restore->bytes_wanted(), kUnchanged);
+        throw;
+      }
+    }
+  }
+
+  Claims& claims_;
+  const bool is_fine_;
+  Restores restores_;
+  RestoreFences fences_;
+  double fencing_ = 0;
+  std::vector<Phases> own_;
+};
+
+// Device memory that pausing these pools will release there: of all of them, or of those whose contents go.
+std::size_t bytes_held_on(Claims& claims, const Device& device, bool is_dropped_only) {
+  std::size_t bytes = 0;
+  for (const auto& claim : claims) {
+    if (&claim->device() != &device || (is_dropped_only && claim->keeps_contents())) continue;
+    for (const Segment* segment : claim->segments()) {
+      if (segment->physical != nullptr) bytes += segment->range.size();
+    }
+  }
+  return bytes;
+}
+
+// Before anything changes. While memory is short and time is left, another process may give some back.
+void await_memory(Claims& out, const Arrivals& arrivals, double wait, const Interrupt& interrupt) {
+  const double deadline = now_seconds() + wait;
+  for (auto nap = std::chrono::milliseconds(1);; nap = std::min(nap * 2, std::chrono::milliseconds(50))) {
+    try {
+      arrivals.require_memory([&out](const Device& device) { return bytes_held_on(out, device, false); });
+      return;
+    } catch (const Error& error) {
+      if (error.kind != Kind::kOutOfMemory || now_seconds() >= deadline) throw;
+    }
+    if (interrupt) interrupt();
+    const std::chrono::duration<double> left(std::max(deadline - now_seconds(), 0.0));
+    std::this_thread::sleep_for(std::min(left, std::chrono::duration<double>(nap)));
+  }
+}
+
+// After a failure the pools are active again, some without what they held: it was nowhere else.
+void say_what_is_lost(Claims& out, Error& error) noexcept {
+  try {
+    for (const auto& claim : out) {
+      if (claim->keeps_contents() || claim->state() != State::kActive) continue;
+      error.add_note(claim->pool().describe() +
+                     " was dropped before this failed: its memory is back, without its contents, and holds "
+                     "what its fill says");
+    }
+  } catch (const std::exception& second) {
+    problems::record({"contents were dropped in a swap that failed, and no note says so: ", second.what()});
+  }
+}
+
+// Both sides between the work in flight and the point of no return.
+class Exchange {
+ public:
+  Exchange(Claims& out, Arrivals& arrivals, const PauseOptions& options, TransitionReport& paused)
+      : out_(out), arrivals_(arrivals), options_(options), backups_(out), giving_away_(out, paused) {}
+
+  void run(const std::vector<Device*>& devices, const ResumeOptions& resume_options,
+           const Interrupt& interrupt, TransitionReport& resumed) {
+    const Scopes scopes(devices);  // all of them before anything is unmapped
+    try {
+      move(resume_options, interrupt, resumed);
+    } catch (Error& error) {
+      undo(&error);
+      throw;
+    } catch (const std::exception&) {
+      undo(nullptr);
+      throw;
+    }
+    for (const auto& copy : copies_) copy->commit();
+    copies_.clear();
+  }
+
+  void add_seconds(PauseSeconds& seconds) const noexcept {
+    seconds.provision += provisioned_;
+    seconds.digest += digested_;
+    seconds.copy += submitting_ - digested_ - provisioned_ + giving_away_.seconds_waiting();
+    seconds.unmap += giving_away_.seconds_unmapping();
+    seconds.release += giving_away_.seconds_releasing();
+  }
+
+ private:
+  void move(const ResumeOptions& options, const Interrupt& interrupt, TransitionReport& resumed) {
+    Stopwatch watch;
+    copies_ = start_copies(out_, options_);
+    submitting_ = watch.lap();
+    for (const auto& copy : copies_) {
+      provisioned_ += copy->seconds_waited();
+      digested_ += copy->seconds_digesting();
+    }
+    arrivals_.start();
+    // The side that takes memory is finished as soon as it can be: what it may fail with comes before what is
+    // harder to undo, and before what cannot be undone above all.
+    bool is_complete = arrivals_.advance();
+    if (is_complete) arrivals_.order(options, resumed);
+    for (const auto& copy : copies_) {
+      for (const CopyOut::Batch& batch : copy->batches()) {
+        giving_away_.give_away(*copy, batch, interrupt);
+        if (is_complete) continue;
+        is_complete = arrivals_.advance();
+        if (is_complete) arrivals_.order(options, resumed);
+      }
+    }
+    if (!is_complete) {
+      arrivals_.require_memory([this](const Device& device) { return bytes_held_on(out_, device, true); });
+    }
+    giving_away_.give_away_without_backup();
+    if (is_complete) return;
+    is_dropped_ = true;
+    arrivals_.advance_to_the_end();
+    arrivals_.order(options, resumed);
+  }
+
+  // Memory that the one side has taken goes back first: the other one needs it.
+  void undo(Error* error) noexcept {
+    arrivals_.undo();
+    giving_away_.take_back(error);
+    if (is_dropped_ && error != nullptr) say_what_is_lost(out_, *error);
+    copies_.clear();
+    backups_.restore();
+  }
+
+  Claims& out_;
+  Arrivals& arrivals_;
+  const PauseOptions& options_;
+  KeptBackups backups_;
+  GivingAway giving_away_;
+  Copies copies_;
+  bool is_dropped_ = false;
+  double submitting_ = 0, digested_ = 0, provisioned_ = 0;
+};
+
+}  // namespace
+
+SwapReport swap(Pools out_pools, Pools in_pools, const PauseOptions& pause_options,
+                const ResumeOptions& resume_options) {
+  process::require_owner();
+  SwapReport report;
+  Stopwatch watch;
+  const Interrupt& interrupt = pause_options.interrupt;
+  Claims out(report.paused);
+  Claims in(report.resumed);
+  claim(out, in, out_pools, in_pools, interrupt);
+  const std::vector<Device*> devices = devices_of(out, in);
+  require_no_capture(devices, pause_options.streams, "a swap");
+  out.note_memory_before();
+  in.note_memory_before();
+  const bool is_ordered = resume_options.order == Order::kContext;
+  Arrivals arrivals(in, !is_ordered);
+  await_memory(out, arrivals, resume_options.wait, interrupt);
+  watch.lap();
+  PauseSeconds seconds;
+  settle_work(out, pause_options);
+  seconds.quiesce = watch.lap();
+  PauseRecords records(out);
+  Exchange exchange(out, arrivals, pause_options, report.paused);
+  exchange.run(devices, resume_options, interrupt, report.resumed);
+  // Nothing can fail from here on.
+  for (const auto& claim : out) claim->set_state(State::kPaused);
+  arrivals.commit();
+  out.note_memory_after();
+  in.note_memory_after();
+  exchange.add_seconds(seconds);
+  seconds.total = watch.total();
+  records.complete(seconds, report.paused);
+  arrivals.complete(seconds.total, report.resumed);
+  return report;
+}
+
+}  // namespace fencepool
