@@ -164,7 +164,8 @@ void Restore::copy_back(const Segment& segment, CUstream stream) {
   if (found == claim_.image().end()) return;
   std::vector<Piece> runs;
   for (const Piece& piece : found->second) append_run(runs, piece);
-  for (const Piece& run : runs) copy_run(segment.range.address() + run.offset, run.position, run.size, stream);
+  for (const Piece& run : runs)
+    copy_run(segment.range.address() + run.offset, run.position, run.size, stream);
 }
 
 void Restore::copy_run(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
