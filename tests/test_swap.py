@@ -111,7 +111,7 @@ def test_the_reports_are_those_of_a_pause_and_a_resume(machine, tags):
     )
     assert (resumed.tag, resumed.changed, resumed.bytes) == (tags[1], True, 8 * MIB)
     assert resumed.bytes_copied == 7 * MIB
-    assert list(swapped.paused.seconds) == ["quiesce", "provision", "copy", "unmap", "release", "total"]
+    assert list(swapped.paused.seconds) == ["quiesce", "digest", "provision", "copy", "unmap", "release", "total"]
     assert list(swapped.resumed.seconds) == ["create", "map", "copy", "fence", "total"]
     assert swapped.paused.seconds["total"] == swapped.resumed.seconds["total"] > 0
     assert all(value >= 0 for side in (swapped.paused, swapped.resumed) for value in side.seconds.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import Any
+from typing import Any, ClassVar
 
 import fencepool as fp
 from fencepool._core import raw
@@ -13,8 +13,10 @@ from fencepool._core import raw
 class EmulatedLink:
     """One device buffer and one host buffer of the same size, and copies between them on one stream.
 
-    Lives as long as its process: nothing is given back.
+    Lives as long as its process: nothing is given back, and what is registered must stay.
     """
+
+    _kept: ClassVar[list[mmap.mmap]] = []
 
     def __init__(self, device: str, size: int) -> None:
         self._calls = raw.Driver("host")
@@ -26,6 +28,7 @@ class EmulatedLink:
         self._call("mem_map", self._device, self._size, self._call("mem_create", ordinal, self._size))
         self._call("mem_set_access", self._device, self._size, ordinal)
         self._host = mmap.mmap(-1, self._size)
+        self._kept.append(self._host)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._host))
         self._call("host_register", self._address, self._size)
         self._stream = self._call("stream_create")

@@ -32,16 +32,18 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
 
 CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt)
     : claim_(claim), digest_memory_(claim), image_(claim.plan_image(dead)) {
-  std::size_t wanted = 0;
   if (claim.has_digests()) {
     Stopwatch watch;
-    wanted = place_by_digest(interrupt);
+    place_by_digest(interrupt);
     seconds_digesting_ = watch.total();
   } else {
     copies_ = image_;
-    wanted = bytes_of(image_);
+    wanted_ = bytes_of(image_);
   }
-  provision_ = std::make_unique<Provision>(claim.buffer(), wanted);
+}
+
+std::size_t CopyOut::bytes_missing() const {
+  return wanted_ - std::min(wanted_, claim_.buffer().capacity());
 }
 
 CopyOut::~CopyOut() {
@@ -50,8 +52,7 @@ CopyOut::~CopyOut() {
   claim_.buffer().set_unsettled();
 }
 
-// Returns how many bytes the backup has to have.
-std::size_t CopyOut::place_by_digest(const Interrupt& interrupt) {
+void CopyOut::place_by_digest(const Interrupt& interrupt) {
   DigestPass pass(claim_);
   for (const Segment* segment : claim_.segments()) {
     for (const Piece& run : image_.at(segment->serial)) {
@@ -75,10 +76,11 @@ std::size_t CopyOut::place_by_digest(const Interrupt& interrupt) {
   Placed placed = place_blocks(blocks, claim_.stored(), digest_of_zeros());
   image_.swap(blocks);
   copies_.swap(placed.copies);
-  return placed.end;
+  wanted_ = placed.end;
 }
 
 void CopyOut::start(const Interrupt& interrupt) {
+  provision_ = std::make_unique<Provision>(claim_.buffer(), wanted_);
   if (!copies_.empty()) claim_.set_stored(false);  // from here on it is being overwritten
   std::vector<Segment*> batch;
   std::size_t batch_bytes = 0;

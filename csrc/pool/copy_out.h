@@ -20,14 +20,17 @@ class CopyOut {
   };
   static constexpr std::size_t kBatch = std::size_t{128} << 20;  // bytes, at least
 
-  // Plans where everything goes, by digest where the pool has digests, and starts to provision host memory.
-  // `dead` bytes are left out. Needs a Device::Scope. Throws kHostMemory, or what the device failed with.
+  // Plans where everything goes, by digest where the pool has digests. `dead` bytes are left out. Needs a
+  // Device::Scope. Throws what the device failed with.
   CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt);
   ~CopyOut();
   CopyOut(const CopyOut&) = delete;
   CopyOut& operator=(const CopyOut&) = delete;
 
-  // Submits every copy, each as soon as the host memory it goes to is ready. Needs a Device::Scope.
+  // Host memory that the pool does not have yet.
+  std::size_t bytes_missing() const;
+  // Provisions it, and submits every copy as soon as the memory it goes to is ready. Needs a Device::Scope.
+  // Throws kHostMemory.
   void start(const Interrupt& interrupt);
   // The host memory and the places of the contents stay with the pool: from here on the backup is true
   // for every segment whose copies have ended.
@@ -60,7 +63,7 @@ class CopyOut {
     bool is_kept_;
   };
 
-  std::size_t place_by_digest(const Interrupt& interrupt);
+  void place_by_digest(const Interrupt& interrupt);
   void copy(CUdeviceptr from, const Piece& piece, const Interrupt& interrupt);
   void end_batch(std::vector<Segment*>& segments);
 
@@ -68,6 +71,7 @@ class CopyOut {
   DigestMemory digest_memory_;
   Image image_;
   Image copies_;  // what of it is not in the backup yet
+  std::size_t wanted_ = 0;  // bytes the backup has to have
   std::unique_ptr<Provision> provision_;
   std::vector<Batch> batches_;
   double seconds_waited_ = 0;

@@ -22,19 +22,31 @@ std::size_t bytes_of(const Pool::Claim& claim) {
   return bytes;
 }
 
-// All pools together against the budget, before the first of them takes anything. What a pool with digests
-// needs is known only when they have been taken: it is checked then.
-void require_budget(Claims& claims, const PauseOptions& options) {
+// Does `work` for each pool's copies, and adds the pool at work to whatever it fails with.
+template <class Work>
+void for_each(const Copies& copies, Work work) {
+  for (const auto& copy : copies) {
+    Pool::Claim& claim = copy->claim();
+    try {
+      const Device::Scope scope(claim.device());
+      work(*copy);
+    } catch (Error& error) {
+      claim.pool().explain(error, bytes_of(claim), error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
+      throw;
+    }
+  }
+}
+
+// All pools together against the budget, before the first of them takes anything.
+void require_budget(const Copies& copies) {
   if (!host_budget::get()) return;
   std::size_t wanted = 0;
-  for (const auto& claim : claims) {
-    if (!claim->keeps_contents() || claim->state() == State::kPaused || claim->has_digests()) continue;
-    const std::size_t bytes = bytes_of(claim->plan_image(options.dead));
-    wanted += bytes - std::min(bytes, claim->buffer().capacity());
+  for (const auto& copy : copies) {
+    wanted += copy->bytes_missing();
     try {
       host_budget::require(wanted);
     } catch (Error& error) {
-      claim->pool().explain(error, 0, kBudgetIsSpent);
+      copy->claim().pool().explain(error, 0, kBudgetIsSpent);
       throw;
     }
   }
@@ -43,7 +55,6 @@ void require_budget(Claims& claims, const PauseOptions& options) {
 }  // namespace
 
 Copies start_copies(Claims& claims, const PauseOptions& options) {
-  require_budget(claims, options);
   Copies copies;
   for (const auto& claim : claims) {
     // A paused pool gets here only to give up memory it still holds: its contents are backed up.
@@ -51,13 +62,13 @@ Copies start_copies(Claims& claims, const PauseOptions& options) {
     try {
       const Device::Scope scope(claim->device());
       copies.push_back(std::make_unique<CopyOut>(*claim, options.dead, options.interrupt));
-      copies.back()->start(options.interrupt);
     } catch (Error& error) {
-      claim->pool().explain(error, bytes_of(*claim),
-                            error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
+      claim->pool().explain(error, bytes_of(*claim), kUnchanged);
       throw;
     }
   }
+  require_budget(copies);
+  for_each(copies, [&options](CopyOut& copy) { copy.start(options.interrupt); });
   for (const auto& copy : copies) {
     copy->keep(options.interrupt);
     claims.report_of(copy->claim()).bytes_copied = copy->bytes();
