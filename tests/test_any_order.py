@@ -190,6 +190,26 @@ class Pools(RuleBasedStateMachine):
         for pool in self.chosen(names):
             pool.is_paused = False
 
+    @rule(
+        out=st.lists(pools, max_size=3),
+        into=st.lists(pools, max_size=3),
+        order=st.sampled_from(["context", "explicit"]),
+    )
+    def swap(self, out, into, order):
+        into = [pool for pool in into if pool not in out]
+        try:
+            swapped = fp.swap(
+                pause=[pool.real for pool in out], resume=[pool.real for pool in into], order=order
+            )
+        except fp.OutOfMemoryError:  # found out before anything has changed
+            return
+        swapped.fence.synchronize(timeout=30)
+        self.fences = [*self.fences[-4:], swapped.fence]
+        for pool in out:
+            pool.pause()
+        for pool in into:
+            pool.is_paused = False
+
     @rule(names=tags, is_pause=st.booleans(), call=st.integers(1, 40))
     def fail(self, names, is_pause, call):
         """One driver call fails, once: all or nothing, and the same call works after it."""

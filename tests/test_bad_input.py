@@ -124,6 +124,15 @@ def test_orders_and_discards(kept, order, discard):
 
 
 @fuzz
+@given(chosen=anything, order=anything)
+def test_swaps_and_parts_of_fences(kept, chosen, order):
+    attempt(fp.swap, pause=chosen, resume="no-such-tag", order=order)
+    attempt(fp.swap, pause="no-such-tag", resume=chosen, order=order)
+    attempt(fp.resume(kept.tag).fence_for, chosen)
+    attempt(fp.fence_modules, chosen, kept)
+
+
+@fuzz
 @given(timeout=anything, stream=anything)
 def test_fences(kept, timeout, stream):
     fence = fp.resume(kept.tag).fence

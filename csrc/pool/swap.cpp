@@ -178,13 +178,19 @@ void await_memory(Claims& out, const Arrivals& arrivals, double wait, const Inte
 }
 
 // After a failure the pools are active again, some without what they held: it was nowhere else.
-void say_what_is_lost(Claims& out, Error& error) noexcept {
+void say_what_is_lost(Claims& out, Error* error) noexcept {
   try {
     for (const auto& claim : out) {
       if (claim->keeps_contents() || claim->state() != State::kActive) continue;
-      error.add_note(claim->pool().describe() +
-                     " was dropped before this failed: its memory is back, without its contents, and holds "
-                     "what its fill says");
+      const std::string note =
+          claim->pool().describe() +
+          " was dropped before this failed: its memory is back, without its contents, and "
+          "holds what its fill says";
+      if (error != nullptr) {
+        error->add_note(note);
+      } else {
+        problems::record({note});
+      }
     }
   } catch (const std::exception& second) {
     problems::record({"contents were dropped in a swap that failed, and no note says so: ", second.what()});
@@ -257,7 +263,7 @@ class Exchange {
   void undo(Error* error) noexcept {
     arrivals_.undo();
     giving_away_.take_back(error);
-    if (is_dropped_ && error != nullptr) say_what_is_lost(out_, *error);
+    if (is_dropped_) say_what_is_lost(out_, error);
     copies_.clear();
     backups_.restore();
   }
@@ -274,7 +280,7 @@ class Exchange {
 
 }  // namespace
 
-SwapReport swap(Pools out_pools, Pools in_pools, const PauseOptions& pause_options,
+SwapReport swap(const Pools& out_pools, const Pools& in_pools, const PauseOptions& pause_options,
                 const ResumeOptions& resume_options) {
   process::require_owner();
   SwapReport report;

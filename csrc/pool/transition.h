@@ -90,7 +90,7 @@ struct SwapReport {
 // last; when `in` needs their memory, a failure after that brings them back without their contents, and a
 // note says so. Memory that would not do even then is found out before anything changes (kOutOfMemory). Other
 // errors: those of both. Thread-safe; holds no lock meanwhile.
-SwapReport swap(std::vector<std::shared_ptr<Pool>> out, std::vector<std::shared_ptr<Pool>> in,
+SwapReport swap(const std::vector<std::shared_ptr<Pool>>& out, const std::vector<std::shared_ptr<Pool>>& in,
                 const PauseOptions& pause_options, const ResumeOptions& resume_options);
 
 }  // namespace fencepool
