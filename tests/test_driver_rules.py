@@ -13,6 +13,8 @@ import textwrap
 
 import pytest
 
+from fencepool import _core
+from support import children
 from support.raw_machine import (
     ACTIVE,
     ALREADY_REGISTERED,
@@ -32,6 +34,9 @@ from support.raw_machine import (
     ILLEGAL_STATE,
     INVALID_CONTEXT,
     INVALID_DEVICE,
+    INVALID_HANDLE,
+    INVALID_IMAGE,
+    INVALID_PTX,
     INVALID_VALUE,
     INVALIDATED,
     LEGACY_STREAM,
@@ -39,6 +44,7 @@ from support.raw_machine import (
     NO_ACCESS,
     NON_BLOCKING,
     NONE,
+    NOT_FOUND,
     NOT_READY,
     NOT_REGISTERED,
     NOT_SUPPORTED,
@@ -340,6 +346,70 @@ def test_host_memory_is_registered_once(machine):
 def test_no_host_memory_is_not_registered(machine):
     assert machine.driver.host_register(0, 4096) == INVALID_VALUE
     assert machine.driver.host_register(HostBuffer(4096).address, 0) == INVALID_VALUE
+
+
+def test_registered_memory_has_an_address_on_the_device(machine):
+    buffer = machine.pinned(MIB)
+    address = machine.ok(machine.driver.host_device_pointer(buffer.address))
+    assert machine.provider != "host" or address == buffer.address
+    assert machine.driver.host_device_pointer(HostBuffer(MIB).address)[0] == INVALID_VALUE
+
+
+@pytest.fixture
+def kernel(machine):
+    """The digest kernel's module and function; not every build has it for a GPU."""
+    if machine.provider == "cuda" and (reason := _core.load_kernels("cuda", 0)):
+        pytest.skip(reason)
+    module = machine.ok(machine.driver.module_load())
+    machine.undo(machine.driver.module_unload, module)
+    return machine.ok(machine.driver.module_function(module))
+
+
+def test_a_module_has_its_functions_until_it_is_unloaded(machine, kernel):
+    driver = machine.driver
+    # The real driver takes text for PTX.
+    assert driver.module_load("no image at all, and long enough to be looked at")[0] in (
+        INVALID_IMAGE,
+        INVALID_PTX,
+    )
+    module = machine.ok(driver.module_load())
+    assert driver.module_function(module, "no such function")[0] == NOT_FOUND
+    machine.ok(driver.module_function(module))
+    machine.ok(driver.module_unload(module))
+    if machine.provider == "host":  # the real driver takes the handle's word
+        assert driver.module_unload(module) == INVALID_HANDLE
+
+
+def test_a_kernel_runs_in_order_on_its_stream(machine, kernel):
+    driver = machine.driver
+    memory, output, stream = machine.memory(), machine.pinned(4096), machine.stream()
+    latch = machine.latch(stream)
+    machine.ok(driver.memset_d8(memory, 7, GRANULE, stream))
+    assert output.bytes() == bytes(4096)
+    machine.ok(driver.launch_digest(kernel, output.address, memory, GRANULE, stream))
+    assert driver.stream_query(stream) == NOT_READY
+    latch.open()
+    machine.ok(driver.stream_synchronize(stream))
+    expected = _core.digest_on_cpu(bytes([7]) * _core.DIGEST_BLOCK)
+    assert output.bytes()[: 8 * 16] == expected * 8
+
+
+def test_a_kernel_that_touches_unmapped_memory_ends_the_context():
+    """In a process of its own, on the embedded driver: on a GPU the context would be lost to all tests."""
+    children.run_silently(
+        """
+        from fencepool._core import raw
+        driver = raw.Driver("host")
+        ok = lambda answer: answer[1] if isinstance(answer, tuple) and answer[0] == 0 else answer
+        driver.push(ok(driver.primary_retain(0)))
+        address = ok(driver.address_reserve(2 << 20, 0, 0))
+        stream = ok(driver.stream_create(1))
+        function = ok(driver.module_function(ok(driver.module_load())))
+        assert driver.launch_digest(function, address, address, 2 << 20, stream) == 0
+        assert driver.stream_synchronize(stream) == 700
+        assert driver.ctx_synchronize() == 700
+        """
+    )
 
 
 def test_copies_carry_bytes_there_and_back(machine):

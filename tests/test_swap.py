@@ -16,8 +16,9 @@ from support.waiting import Job, eventually
 
 
 def written(pool: fp.Pool, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As filled(), and quick for whole MiB."""
-    expected = pattern(MIB, seed).repeat(size // MIB)
+    """As filled(), and quick for whole MiB, no two of which are equal."""
+    parts = torch.arange(size // MIB, dtype=torch.uint8).unsqueeze(1)
+    expected = (pattern(MIB, seed) + parts).view(-1)
     tensor = pool.empty((size,), dtype=torch.uint8)
     return tensor.copy_(expected), expected
 
@@ -111,7 +112,15 @@ def test_the_reports_are_those_of_a_pause_and_a_resume(machine, tags):
     )
     assert (resumed.tag, resumed.changed, resumed.bytes) == (tags[1], True, 8 * MIB)
     assert resumed.bytes_copied == 7 * MIB
-    assert list(swapped.paused.seconds) == ["quiesce", "digest", "provision", "copy", "unmap", "release", "total"]
+    assert list(swapped.paused.seconds) == [
+        "quiesce",
+        "digest",
+        "provision",
+        "copy",
+        "unmap",
+        "release",
+        "total",
+    ]
     assert list(swapped.resumed.seconds) == ["create", "map", "copy", "fence", "total"]
     assert swapped.paused.seconds["total"] == swapped.resumed.seconds["total"] > 0
     assert all(value >= 0 for side in (swapped.paused, swapped.resumed) for value in side.seconds.values())

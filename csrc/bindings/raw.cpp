@@ -49,6 +49,12 @@ void bind_driver_memory(py::class_<RawDriver>& driver) {
       .def("host_register", &RawDriver::host_register, py::arg("address"), py::arg("size"),
            py::arg("flags") = 0, unlocked)
       .def("host_unregister", &RawDriver::host_unregister, py::arg("address"), unlocked)
+      .def("host_device_pointer", &RawDriver::host_device_pointer, py::arg("address"), unlocked)
+      .def("module_load", &RawDriver::module_load, py::arg("image") = "", unlocked)
+      .def("module_unload", &RawDriver::module_unload, py::arg("module"), unlocked)
+      .def("module_function", &RawDriver::module_function, py::arg("module"), py::arg("name") = "", unlocked)
+      .def("launch_digest", &RawDriver::launch_digest, py::arg("function"), py::arg("output"),
+           py::arg("address"), py::arg("size"), py::arg("stream"), unlocked)
       .def("memcpy_htod", &RawDriver::memcpy_htod, py::arg("to"), py::arg("source"), py::arg("size"),
            py::arg("stream"), unlocked)
       .def("memcpy_dtoh", &RawDriver::memcpy_dtoh, py::arg("to"), py::arg("source"), py::arg("size"),

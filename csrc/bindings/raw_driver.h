@@ -67,6 +67,13 @@ class RawDriver {
   WithInteger mem_import(int descriptor);
   int host_register(Integer address, Integer size, unsigned flags);
   int host_unregister(Integer address);
+  WithInteger host_device_pointer(Integer address);
+
+  // Modules and kernels: fencepool's own image and kernel where no other is named.
+  WithInteger module_load(const std::string& image);
+  int module_unload(Integer module);
+  WithInteger module_function(Integer module, const std::string& name);
+  int launch_digest(Integer function, Integer output, Integer address, Integer size, Integer stream);
 
   // Work on streams.
   int memcpy_htod(Integer to, Integer from, Integer size, Integer stream);

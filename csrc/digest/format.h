@@ -6,7 +6,7 @@
 // 1. NH with Toeplitz extension (Black, Halevi, Krawczyk, Krovetz, Rogaway: "UMAC: Fast and Secure Message
 //    Authentication", CRYPTO 1999) over strips of 256 bytes, with 32-bit words and four sums of 64 bits. Two
 //    different strips have equal sums with a probability of at most 2^-128, and sums that are equal modulo
-//    2^61 - 1 with at most 2^-112.
+//    2^61 - 1 with at most 2^-111.
 // 2. Two polynomial hashes over the field of 2^61 - 1 elements, one over the first two sums of each strip
 //    and one over the others, along the strips of a lane (degree 8), then two linear combinations with keys
 //    of their own, over the lanes of a warp and over the warps. Each level collides with at most 8 / 2^61.
