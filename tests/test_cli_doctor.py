@@ -39,6 +39,7 @@ def facts_with(**changes) -> Facts:
         system="Linux",
         cuda=Driver(True, version=(13, 0), gpus=(H200,)),
         embedded=Driver(True, version=(13, 0)),
+        has_kernels=True,
         kernel_driver="580.159",
         memory=GOOD_MEMORY,
         packages=GOOD_PACKAGES,
@@ -291,6 +292,17 @@ def test_nccl_graph_registration(value, gpus, status):
         packages=replace(GOOD_PACKAGES, versions={"torch": "2.13.0", "nvidia-nccl-cu13": "2.28"}),
     )
     assert finding(facts, "NCCL graph registration").status is status
+
+
+@pytest.mark.parametrize(
+    ("has_kernels", "gpus", "status"),
+    [(True, (H200,), Status.OK), (False, (H200,), Status.WARN), (False, (), Status.NOTE)],
+)
+def test_a_build_without_kernels_is_said(has_kernels, gpus, status):
+    facts = facts_with(has_kernels=has_kernels, cuda=Driver(True, version=(13, 0), gpus=gpus))
+    found = finding(facts, "digests")
+    assert found.status is status
+    assert ("nvcc" in found.do) is not has_kernels
 
 
 def test_nccl_is_not_mentioned_where_there_is_none():

@@ -74,7 +74,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def install(cuda: Cuda) -> None:
-    _torch_hooks.install(SimpleNamespace(follow=cuda.follow, left=cuda.left))
+    _torch_hooks.install(SimpleNamespace(follow=cuda.follow, left=cuda.left, renewed=cuda.left))
 
 
 def test_nothing_happens_before_cuda_is_used(cuda):

@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "bindings/unlocked.h"
 #include "digest/digest.h"
+#include "digest/image.h"
 #include "owners/launch.h"
 
 namespace py = pybind11;
@@ -87,6 +88,7 @@ void bind_digests(py::module_& module) {
   module.def("digest_on_cpu", &on_cpu, py::arg("data"));
   module.def("digest_key", &key);
   module.attr("DIGEST_BLOCK") = digest::kBlock;
+  module.attr("HAS_KERNELS") = digest::kernel_image() != nullptr;
 }
 
 }  // namespace fencepool

@@ -63,6 +63,7 @@ class Facts:
     system: str  # operating system and processor
     cuda: Driver
     embedded: Driver
+    has_kernels: bool  # for GPUs, in this build of the extension
     kernel_driver: str | None  # the NVIDIA kernel module's version; None: not loaded
     memory: Memory = field(default_factory=Memory)
     packages: Packages = field(default_factory=Packages)

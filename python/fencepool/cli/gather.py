@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import fencepool as fp
+from fencepool import _core
 
 from .cgroup import read_cgroup
 from .facts import Driver, Facts, Gpu, Memory, Packages
@@ -45,6 +46,7 @@ def gather(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> F
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cuda=driver("cuda"),
         embedded=driver("host"),
+        has_kernels=_core.HAS_KERNELS,
         kernel_driver=kernel_driver(root),
         memory=memory(root),
         packages=packages(),

@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     gpu.virtual_memory,
     gpu.context_events,
     gpu.absent_calls,
+    gpu.digests,
     gpu.descriptors,
     gpu.rdma,
     gpu.host_memory_mapping,

@@ -101,6 +101,20 @@ def absent_calls(facts: Facts) -> Finding | None:
     return Finding("driver calls", Status.NOTE, f"absent: {', '.join(rest)}", "install a newer driver")
 
 
+def digests(facts: Facts) -> Finding:
+    """Whether pauses can find out on the GPU what has changed."""
+    name = "digests"
+    if facts.has_kernels:
+        return Finding(name, Status.OK, "built in: a pause copies only what changed since the last one")
+    return Finding(
+        name,
+        Status.WARN if facts.gpus else Status.NOTE,
+        "this build has no kernels, as there was no nvcc: on a GPU a backup copies every byte at every pause",
+        "install a CUDA toolkit, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt, and reinstall "
+        "fencepool with --no-build-isolation",
+    )
+
+
 def descriptors(facts: Facts) -> Finding | None:
     """Whether another process can get at the memory by a descriptor."""
     return _capability(
