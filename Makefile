@@ -19,7 +19,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 REQUIREMENTS := $(PY) scripts/requirements.py
 
 CPP_FILES = $(shell find csrc preload -name '*.cpp' -o -name '*.h')
-BUILD_INPUTS = $(CPP_FILES) CMakeLists.txt setup.py pyproject.toml scripts/cuda_headers.py
+BUILD_INPUTS = $(CPP_FILES) $(wildcard csrc/kernels/*.cu) CMakeLists.txt setup.py pyproject.toml scripts/cuda_headers.py scripts/nvcc.py
 FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help

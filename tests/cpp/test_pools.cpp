@@ -61,7 +61,7 @@ TEST_CASE("a tensor's backup is read in one part, across chunks") {
     auto block = pool->allocate(130 * kMiB, {});
     fill(*block, 7);
     pause_pools({pool});
-    auto parts = pool->backup_of(block->address(), block->size(), {});
+    auto parts = pool->backup_of(block->address(), block->size(), false, {});
     REQUIRE(parts.size() == 1);
     CHECK(parts[0].chunks.size() == 2);
     CHECK(parts[0].start[0] == 7);
@@ -69,7 +69,7 @@ TEST_CASE("a tensor's backup is read in one part, across chunks") {
     resume_pools({pool});
     static_cast<void>(pool->trim({}));
     CHECK(parts[0].start[0] == 7);  // whoever holds the chunks keeps the memory
-    CHECK_THROWS_AS(pool->backup_of(block->address(), block->size(), {}), Error);
+    CHECK_THROWS_AS(pool->backup_of(block->address(), block->size(), false, {}), Error);
   }
   registry::close(pool, {});
 }
