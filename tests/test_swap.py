@@ -472,3 +472,44 @@ def test_allocating_and_freeing_meanwhile(host, tags):
         pair.assert_swapped()
         fp.swap(pause=pair.into, resume=pair.out)
         pair.assert_as_before()
+
+
+@pytest.mark.leaves
+@pytest.mark.parametrize(
+    "bring_back",
+    [
+        lambda pool: fp.swap(pause=[], resume=pool, order="explicit"),
+        lambda pool: fp.resume(pool.tag, order="explicit"),
+    ],
+    ids=["swap", "resume"],
+)
+def test_memory_freed_after_an_undo_that_could_not_wait_is_kept_while_copies_run(host, new_tag, bring_back):
+    """The whole driver fails from some call on, so that copies in flight, here held, cannot be awaited.
+
+    Freeing the paused tensors must not unmap what those copies still write to: that breaks the context.
+    """
+    fp.host_driver.configure(host_waits=False)
+    for nth in range(1, 60):
+        pool = fp.pool(new_tag(), "cpu", backup="host")
+        held = [filled(pool, MIB, seed)[0] for seed in range(2)]
+        fp.pause(pool.tag)
+        latch = host.hold_context()
+        _core.arm_fault("host", "*", nth, True, 999)
+        try:
+            bring_back(pool)
+        except fp.Error:
+            failed = True
+        else:
+            failed = False
+        _core.disarm_fault("host")
+        while host.driver.current() != (0, 0):
+            host.driver.pop()
+        host.driver.exchange_capture_mode(0)
+        del held
+        latch.open()
+        host.close()
+        with host.current():
+            assert host.driver.ctx_synchronize() == 0, f"call {nth} broke the context"
+        if not failed:
+            break
+    assert not failed

@@ -81,8 +81,18 @@ bool drain(const Pool::Claim& claim) noexcept {
   return succeeds_in_two(is_done);
 }
 
+void Pool::Claim::set_undrained() noexcept {
+  const Lock lock(pool_->mutex_);
+  pool_->is_undrained_ = true;
+}
+
 void Pool::Claim::settle() const {
-  if (pool_->buffer_.is_unsettled() && drain(*this)) pool_->buffer_.set_settled();
+  bool is_undrained = false;
+  {
+    const Lock lock(pool_->mutex_);
+    is_undrained = pool_->is_undrained_;
+  }
+  if ((pool_->buffer_.is_unsettled() || is_undrained) && drain(*this)) pool_->buffer_.set_settled();
 }
 
 std::vector<Segment*> Pool::Claim::segments() const {

@@ -40,7 +40,9 @@ class Pool::Claim {
   // The pool's own stream for copies, made on first use. Needs a Device::Scope.
   Stream& stream() const;
   HostBuffer& buffer() const { return pool_->buffer_; }
-  // Before the buffer is given back: ends copies that could not be awaited earlier, if that works now.
+  // Copies of a restore that is undone could not be awaited: what is freed stays mapped while they may run.
+  void set_undrained() noexcept;
+  // Before memory is given back: ends copies that could not be awaited earlier, if that works now.
   void settle() const;
 
   // Whether pauses go by digests: the policy allows it, and the device can take them.

@@ -71,9 +71,20 @@ void Pool::reap() noexcept {
   }
 }
 
+// Whether copies of an undone restore, which nobody could wait for, may still be under way. Does not wait.
+bool Pool::may_copies_run() {
+  if (!is_undrained_) return false;
+  const Device::Scope scope(device_);
+  is_undrained_ =
+      stream_ != nullptr && device_.driver().call<Call::cuStreamQuery>(stream_->get()) != CUDA_SUCCESS;
+  return is_undrained_;
+}
+
 // Gives back everything freed: nothing on the device uses this pool.
 void Pool::reap_idle() noexcept {
   try {
+    if (freed_.empty() && freed_batches_.empty()) return;
+    if (may_copies_run()) return;  // the next operation on the pool tries again
     for (; !freed_batches_.empty(); freed_batches_.pop_front()) release_all(freed_batches_.front().places);
     release_all(freed_);
   } catch (const std::exception& error) {

@@ -143,6 +143,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void order_freed(bool is_awaited) REQUIRES(mutex_);
   void reap() noexcept REQUIRES(mutex_);
   void reap_idle() noexcept REQUIRES(mutex_);
+  bool may_copies_run() REQUIRES(mutex_);
   bool wait_for_freed(bool is_claimant, const Interrupt& interrupt) EXCLUDES(mutex_);
   std::size_t freed_bytes() const REQUIRES(mutex_);
   std::size_t freed_count() const REQUIRES(mutex_);
@@ -168,6 +169,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Segments up to this serial may still be written by the last restore: no block is taken from their
   // gaps before its fence is done. 0: none.
   std::uint64_t restoring_until_ GUARDED_BY(mutex_) = 0;
+
+  // A restore was undone whose copies could not be awaited: they may still write to what stays mapped.
+  bool is_undrained_ GUARDED_BY(mutex_) = false;
 
   // Belongs to whoever has claimed the pool; `restore_` may be read under the lock while unclaimed.
   std::unique_ptr<Stream> stream_;

@@ -26,6 +26,7 @@ Restore::Restore(Pool::Claim& claim) : claim_(claim) {
 
 Restore::~Restore() {
   const bool is_drained = !is_running_ || drain(claim_);
+  if (!is_drained) claim_.set_undrained();
   for (auto& staged : staged_) {
     if (staged->mapping == nullptr) continue;
     const auto is_unmapped = [&] { return staged->mapping->unmap() == CUDA_SUCCESS; };
