@@ -18,10 +18,11 @@ inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 inline Device& device(int ordinal = 0) { return Device::get(Provider::kHost, ordinal); }
 
 // A pool that no other test has.
-inline std::shared_ptr<Pool> new_pool(Backup backup, int ordinal = 0) {
+inline std::shared_ptr<Pool> new_pool(Backup backup, int ordinal = 0, Digests digests = Digests::kAvailable) {
   static std::atomic<int> number{0};
   Policy policy;
   policy.backup = backup;
+  policy.digests = digests;
   return registry::get_pool(device(ordinal), "pool-" + std::to_string(++number), policy);
 }
 
