@@ -6,6 +6,7 @@ No order is proven by sleeping: a latch holds a stream until the test lets it go
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -48,6 +49,7 @@ from support.raw_machine import (
     NOT_READY,
     NOT_REGISTERED,
     NOT_SUPPORTED,
+    ON_HOST,
     OUT_OF_MEMORY,
     READ_WRITE,
     RELAXED,
@@ -181,6 +183,46 @@ def test_a_range_is_freed_as_it_was_reserved(machine):
 def test_physical_memory_is_made_on_a_device_that_exists(machine):
     assert machine.driver.mem_create(99, GRANULE)[0] in (INVALID_DEVICE, INVALID_VALUE)
     assert machine.driver.mem_create(0, GRANULE, type=0)[0] == INVALID_VALUE
+
+
+def mapped_host_memory(machine, size=GRANULE):
+    """An address where memory of the host's first NUMA node is mapped, without access."""
+    address = machine.reserve(size)
+    handle = machine.ok(machine.driver.mem_create(0, size, location=ON_HOST))
+    machine.undo(machine.driver.mem_release, handle)
+    machine.map(address, size, handle, NO_ACCESS)
+    return address
+
+
+def test_host_memory_is_not_the_devices_and_has_its_granularity(machine):
+    assert GRANULE % machine.ok(machine.driver.granularity(0, 0, ON_HOST)) == 0
+    before = machine.free_bytes()
+    mapped_host_memory(machine, 4 * GRANULE)
+    assert machine.free_bytes() == before
+
+
+def test_host_memory_at_a_device_address_is_read_and_written_by_both(machine):
+    driver, stream = machine.driver, machine.stream()
+    address = mapped_host_memory(machine)
+    machine.ok(driver.mem_set_access(address, GRANULE, 0))
+    machine.ok(driver.mem_set_access(address, GRANULE, 0, READ_WRITE, ON_HOST))
+    assert driver.mem_get_access(address, 0) == (SUCCESS, READ_WRITE)
+    assert driver.mem_get_access(address, 0, ON_HOST) == (SUCCESS, READ_WRITE)
+    other = machine.memory()
+    machine.ok(driver.memset_d8(address, 5, GRANULE, stream))
+    machine.ok(driver.memcpy_dtod(other, address, 64, stream))
+    machine.ok(driver.stream_synchronize(stream))
+    assert ctypes.string_at(address, 4) == bytes([5] * 4)
+    ctypes.memset(address, 7, 64)
+    machine.ok(driver.memcpy_dtod(other + 64, address, 64, stream))
+    assert machine.read(other, 128) == bytes([5] * 64 + [7] * 64)
+
+
+def test_the_host_is_given_access_to_its_own_memory_alone(machine):
+    driver = machine.driver
+    address = machine.memory()
+    assert driver.mem_set_access(address, GRANULE, 0, READ_WRITE, ON_HOST) != SUCCESS
+    assert driver.mem_get_access(address, 0, ON_HOST)[1] == NO_ACCESS
 
 
 def test_a_mapping_covers_free_reserved_addresses(machine):

@@ -103,7 +103,7 @@ def test_four_devices_that_can_do_virtual_memory():
     for device in range(4):
         assert driver.device_attribute(virtual_memory, device) == (SUCCESS, 1)
         assert driver.device_attribute(descriptors, device) == (SUCCESS, 1)
-        assert driver.device_attribute(numa_memory, device) == (SUCCESS, 0)
+        assert driver.device_attribute(numa_memory, device) == (SUCCESS, 1)
     assert driver.device_attribute(virtual_memory, 4)[0] == INVALID_DEVICE
     assert driver.device_bus_id(1, 4)[0] == INVALID_VALUE
 
@@ -313,7 +313,7 @@ def test_an_event_and_its_stream_share_a_context(machine):
     [
         ({"location": 0}, INVALID_VALUE),
         ({"location": 2}, NOT_SUPPORTED),  # host
-        ({"location": 3}, NOT_SUPPORTED),  # host, a NUMA node
+        ({"location": 3}, INVALID_VALUE),  # host, a NUMA node that is not there
         ({"location": 4}, INVALID_VALUE),  # host, the current NUMA node
         ({"handle_types": 2}, NOT_SUPPORTED),  # Windows
         ({"handle_types": 8}, NOT_SUPPORTED),  # fabric
@@ -322,6 +322,10 @@ def test_an_event_and_its_stream_share_a_context(machine):
 )
 def test_kinds_of_memory_that_do_not_exist_here(machine, arguments, code):
     assert machine.driver.mem_create(DEVICE, GRANULE, **arguments)[0] == code
+
+
+def test_memory_of_the_host_is_not_exported(machine):
+    assert machine.driver.mem_create(0, GRANULE, exportable=True, location=3)[0] == NOT_SUPPORTED
 
 
 def test_states_and_devices_that_are_wrong_have_their_own_codes(machine):

@@ -27,7 +27,8 @@ void bind_latch(py::module_& raw) {
 void bind_driver_memory(py::class_<RawDriver>& driver) {
   const WithoutGil unlocked;
   driver.def("mem_get_info", &RawDriver::mem_get_info, unlocked)
-      .def("granularity", &RawDriver::granularity, py::arg("device"), py::arg("option") = 0, unlocked)
+      .def("granularity", &RawDriver::granularity, py::arg("device"), py::arg("option") = 0,
+           py::arg("location") = static_cast<int>(CU_MEM_LOCATION_TYPE_DEVICE), unlocked)
       .def("address_reserve", &RawDriver::address_reserve, py::arg("size"), py::arg("alignment") = 0,
            py::arg("hint") = 0, unlocked)
       .def("address_free", &RawDriver::address_free, py::arg("address"), py::arg("size"), unlocked)
@@ -41,8 +42,9 @@ void bind_driver_memory(py::class_<RawDriver>& driver) {
       .def("mem_unmap", &RawDriver::mem_unmap, py::arg("address"), py::arg("size"), unlocked)
       .def("mem_set_access", &RawDriver::mem_set_access, py::arg("address"), py::arg("size"),
            py::arg("ordinal"), py::arg("flags") = static_cast<int>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
-           unlocked)
-      .def("mem_get_access", &RawDriver::mem_get_access, py::arg("address"), py::arg("ordinal"), unlocked)
+           py::arg("location") = static_cast<int>(CU_MEM_LOCATION_TYPE_DEVICE), unlocked)
+      .def("mem_get_access", &RawDriver::mem_get_access, py::arg("address"), py::arg("ordinal"),
+           py::arg("location") = static_cast<int>(CU_MEM_LOCATION_TYPE_DEVICE), unlocked)
       .def("mem_retain", &RawDriver::mem_retain, py::arg("address"), unlocked)
       .def("mem_export", &RawDriver::mem_export, py::arg("handle"), unlocked)
       .def("mem_import", &RawDriver::mem_import, py::arg("descriptor"), unlocked)

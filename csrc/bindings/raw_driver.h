@@ -48,7 +48,7 @@ class RawDriver {
 
   // Memory. `location` and `handle_types` are CUDA's enumerators; sizes are bytes.
   std::tuple<int, Integer, Integer> mem_get_info();
-  WithInteger granularity(int device, int option);
+  WithInteger granularity(int device, int option, int location);
   WithInteger address_reserve(Integer size, Integer alignment, Integer hint);
   int address_free(Integer address, Integer size) {
     return driver_.call<Call::cuMemAddressFree>(address, size);
@@ -60,8 +60,8 @@ class RawDriver {
     return driver_.call<Call::cuMemMap>(address, size, offset, handle, 0);
   }
   int mem_unmap(Integer address, Integer size) { return driver_.call<Call::cuMemUnmap>(address, size); }
-  int mem_set_access(Integer address, Integer size, int device, int flags);
-  WithInteger mem_get_access(Integer address, int device);
+  int mem_set_access(Integer address, Integer size, int device, int flags, int location);
+  WithInteger mem_get_access(Integer address, int device, int where);
   WithInteger mem_retain(Integer address);
   std::tuple<int, int> mem_export(Integer handle);
   WithInteger mem_import(int descriptor);

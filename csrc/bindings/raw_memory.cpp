@@ -27,9 +27,9 @@ std::tuple<int, Integer, Integer> RawDriver::mem_get_info() {
   return {status, free, total};
 }
 
-WithInteger RawDriver::granularity(int device, int option) {
-  const CUmemAllocationProp properties = properties_of(
-      device, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE);
+WithInteger RawDriver::granularity(int device, int option, int location) {
+  const CUmemAllocationProp properties =
+      properties_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE);
   std::size_t bytes = 0;
   const CUresult status = driver_.call<Call::cuMemGetAllocationGranularity>(
       &bytes, &properties, static_cast<CUmemAllocationGranularity_flags>(option));
@@ -51,17 +51,17 @@ WithInteger RawDriver::mem_create(int device, Integer size, bool is_exportable, 
   return {status, handle};
 }
 
-int RawDriver::mem_set_access(Integer address, Integer size, int device, int flags) {
+int RawDriver::mem_set_access(Integer address, Integer size, int device, int flags, int location) {
   CUmemAccessDesc description{};
-  description.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  description.location.type = static_cast<CUmemLocationType>(location);
   description.location.id = device;
   description.flags = static_cast<CUmemAccess_flags>(flags);
   return driver_.call<Call::cuMemSetAccess>(address, size, &description, 1);
 }
 
-WithInteger RawDriver::mem_get_access(Integer address, int device) {
+WithInteger RawDriver::mem_get_access(Integer address, int device, int where) {
   CUmemLocation location{};
-  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.type = static_cast<CUmemLocationType>(where);
   location.id = device;
   unsigned long long flags = 0;
   const CUresult status = driver_.call<Call::cuMemGetAccess>(&flags, &location, address);

@@ -51,6 +51,7 @@ NON_BLOCKING = 1
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # CUstreamCaptureMode
 NONE, ACTIVE, INVALIDATED = range(3)  # CUstreamCaptureStatus
+ON_HOST = 3  # CU_MEM_LOCATION_TYPE_HOST_NUMA
 NO_ACCESS, READ_ONLY, READ_WRITE = 0, 1, 3  # CUmemAccess_flags
 
 

@@ -16,12 +16,19 @@ CUresult check_location(const CUmemLocation& location) {
   switch (location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
       return is_device(location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-    case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-      return CUDA_ERROR_NOT_SUPPORTED;  // the processor sees what any device may see
+      return CUDA_SUCCESS;  // whatever its id
+    case CU_MEM_LOCATION_TYPE_HOST:
+      return CUDA_ERROR_NOT_SUPPORTED;
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
+}
+
+bool is_host(const CUmemLocation& location) { return location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA; }
+
+std::size_t index_of(const CUmemLocation& location) {
+  return static_cast<std::size_t>(is_host(location) ? kDeviceCount : location.id);
 }
 
 CUresult check_descriptions(const CUmemAccessDesc* descriptions, std::size_t count) {
@@ -41,7 +48,7 @@ CUresult check_descriptions(const CUmemAccessDesc* descriptions, std::size_t cou
   return CUDA_SUCCESS;
 }
 
-// The processor gets the widest access that any device has.
+// The processor gets the widest access that the host or any device has.
 int protection(const Mapping& mapping) {
   const CUmemAccess_flags widest = *std::max_element(mapping.access.begin(), mapping.access.end());
   if (widest == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return PROT_READ | PROT_WRITE;
@@ -62,10 +69,17 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccess
     const std::unique_lock<SharedMutex> lock(book.mutex);
     const auto first = book.whole_mappings(address, size);
     if (first == book.mappings.end()) return CUDA_ERROR_INVALID_VALUE;
+    const bool is_for_host = std::any_of(descriptions, descriptions + count,
+                                         [](const auto& one) { return is_host(one.location); });
+    for (auto found = first; is_for_host && found != book.mappings.end() && found->first < address + size;
+         ++found) {
+      // The host's access is to memory of the host alone.
+      if (!book.handles.at(found->second.handle).physical->is_on_host()) return CUDA_ERROR_INVALID_VALUE;
+    }
     for (auto found = first; found != book.mappings.end() && found->first < address + size; ++found) {
       Mapping changed = found->second;
       for (std::size_t index = 0; index < count; ++index) {
-        changed.access[static_cast<std::size_t>(descriptions[index].location.id)] = descriptions[index].flags;
+        changed.access[index_of(descriptions[index].location)] = descriptions[index].flags;
       }
       // The books follow each success, so that they are right even when a later one fails.
       if (mprotect(reinterpret_cast<void*>(found->first), changed.size, protection(changed)) != 0) {
@@ -85,7 +99,7 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
     const std::shared_lock<SharedMutex> lock(book.mutex);
     const auto found = book.mapping_at(address);
     if (found == book.mappings.end()) return CUDA_ERROR_INVALID_VALUE;
-    *flags = found->second.access[static_cast<std::size_t>(location->id)];
+    *flags = found->second.access[index_of(*location)];
     return CUDA_SUCCESS;
   });
 }

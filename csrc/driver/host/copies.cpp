@@ -76,6 +76,15 @@ bool is_mapped(const Place& place, std::size_t size) {
   return book.is_covered(place.address, size, [](const Mapping&) { return true; });
 }
 
+// The link that work between two places within the address space takes: none within a device.
+std::optional<Direction> link_between(CUdeviceptr to, std::optional<CUdeviceptr> from) {
+  MemoryBook& book = memory_book();
+  const std::shared_lock<SharedMutex> lock(book.mutex);
+  if (book.is_on_host(to)) return Direction::kToHost;
+  if (from && book.is_on_host(*from)) return Direction::kToDevice;
+  return std::nullopt;
+}
+
 // The context whose stream it is: work touches memory with the access of that context's device.
 CUresult context_of(CUstream handle, Context*& context) {
   if (const CUresult status = require_current(context); status != CUDA_SUCCESS) return status;
@@ -126,13 +135,15 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t size, CUstrea
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
   return entry([&] {
-    return transfer({nullptr, {to, true}, {from, true}, size, std::nullopt, std::nullopt}, nullptr, stream);
+    return transfer({nullptr, {to, true}, {from, true}, size, std::nullopt, link_between(to, from)}, nullptr,
+                    stream);
   });
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t size, CUstream stream) {
   return entry([&] {
-    return transfer({nullptr, {to, true}, {0, false}, size, value, std::nullopt}, nullptr, stream);
+    return transfer({nullptr, {to, true}, {0, false}, size, value, link_between(to, std::nullopt)}, nullptr,
+                    stream);
   });
 }
 

@@ -19,8 +19,11 @@ CUresult check_properties(const CUmemAllocationProp* properties) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
       if (!is_device(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
       break;
-    case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      if (properties->location.id != kNumaNode) return CUDA_ERROR_INVALID_VALUE;
+      if (properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+      break;
+    case CU_MEM_LOCATION_TYPE_HOST:
       return CUDA_ERROR_NOT_SUPPORTED;
     default:
       return CUDA_ERROR_INVALID_VALUE;
@@ -83,7 +86,8 @@ CUresult cuMemCreate(HandleId* handle, std::size_t size, const CUmemAllocationPr
     CUresult status = check_properties(properties);
     if (status != CUDA_SUCCESS) return status;
     std::shared_ptr<Physical> physical;
-    status = Physical::create(properties->location.id, size,
+    const bool is_host = properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    status = Physical::create(is_host ? kOnHost : properties->location.id, size,
                               properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE, physical);
     if (status == CUDA_SUCCESS) *handle = enter(std::move(physical));
     return status;

@@ -14,6 +14,7 @@ namespace fencepool::host_driver {
 
 inline constexpr int kDeviceCount = 4;                             // "cpu" is device 0; "cpu:1" to "cpu:3"
 inline constexpr std::size_t kGranularity = std::size_t{2} << 20;  // bytes, as on the GPUs of today
+inline constexpr int kNumaNode = 0;                                // the host has one
 
 // Settings of the emulated machine. They apply to calls made after the change.
 struct Settings {

@@ -44,6 +44,11 @@ MemoryBook::MappingIterator MemoryBook::whole_mappings(Address address, std::siz
   return covered == size ? first : mappings.end();
 }
 
+bool MemoryBook::is_on_host(Address address) {
+  const auto found = mapping_at(address);
+  return found != mappings.end() && handles.at(found->second.handle).physical->is_on_host();
+}
+
 bool MemoryBook::is_accessible_by(int device, Address address, std::size_t size, bool is_write) {
   return is_covered(address, size, [&](const Mapping& mapping) {
     const CUmemAccess_flags access = mapping.access[static_cast<std::size_t>(device)];

@@ -25,7 +25,9 @@ struct Handle {
 struct Mapping {
   std::size_t size;
   HandleId handle;
-  std::array<CUmemAccess_flags, kDeviceCount> access{};  // a device; all CU_MEM_ACCESS_FLAGS_PROT_NONE
+  // The devices', then the host's, which only memory of the host can grant; all
+  // CU_MEM_ACCESS_FLAGS_PROT_NONE.
+  std::array<CUmemAccess_flags, kDeviceCount + 1> access{};
 };
 
 // The books of all devices. One mutex guards every member: stream threads hold it shared while they copy a
@@ -52,6 +54,8 @@ struct MemoryBook {
   bool is_covered(Address address, std::size_t size, Allows&& allows);
   // As is_covered, and the range begins and ends with a mapping. The first of them, else mappings.end().
   MappingIterator whole_mappings(Address address, std::size_t size);
+  // Whether the mapping at `address` shows memory of the host.
+  bool is_on_host(Address address);
   // Whether a device may read (or write) the whole range.
   bool is_accessible_by(int device, Address address, std::size_t size, bool is_write);
 };

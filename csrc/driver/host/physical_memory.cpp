@@ -71,9 +71,10 @@ Physical::Physical(int device_, bool is_exportable_, HeldMemory held, Descriptor
       descriptor_(std::move(descriptor)) {}
 
 CUresult Physical::create(int device, std::size_t size, bool is_exportable, std::shared_ptr<Physical>& made) {
-  Device& owner = device_at(device);
-  if (!owner.try_hold(size)) return CUDA_ERROR_OUT_OF_MEMORY;
-  HeldMemory held(device, size);
+  const bool is_on_host = device == kOnHost;
+  Device& owner = device_at(is_on_host ? 0 : device);
+  if (!is_on_host && !owner.try_hold(size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  HeldMemory held = is_on_host ? HeldMemory() : HeldMemory(device, size);
   char name[32];
   std::snprintf(name, sizeof(name), kNameFormat, device);
   Descriptor descriptor(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -26,13 +26,17 @@ class Descriptor {
   int number_;
 };
 
+// In place of a device: memory of the host's NUMA node, which is in no device's account.
+inline constexpr int kOnHost = -1;
+
 // Owns one memfd and its place in the device's account. The last owner (a handle or a mapping) frees the
 // memory: the descriptor is closed, then the device is credited, so that memory reported free is free.
 // Immutable, hence thread-safe.
 class Physical {
  public:
   // New memory of `size` bytes. Pages come into being when they are first touched, unless the device's
-  // memory is poisoned. OUT_OF_MEMORY past the device's limit; nothing is held after a failure.
+  // memory is poisoned (memory of the host: with device 0's). OUT_OF_MEMORY past the device's limit; nothing
+  // is held after a failure.
   static CUresult create(int device, std::size_t size, bool is_exportable, std::shared_ptr<Physical>& made);
 
   // Memory another owner made, from its descriptor, which stays the caller's. INVALID_VALUE when it is not
@@ -50,6 +54,8 @@ class Physical {
   bool is_same(const Physical& other) const {
     return file_system_ == other.file_system_ && file_ == other.file_;
   }
+
+  bool is_on_host() const { return device == kOnHost; }
 
   const int device;
   const std::size_t size;
