@@ -38,7 +38,10 @@ StreamsByDevice streams_of(const std::map<int, std::vector<std::uintptr_t>>& han
   return streams;
 }
 
-const char* backup_name(Backup backup) { return backup == Backup::kHost ? "host" : "none"; }
+const char* backup_name(Backup backup) {
+  if (backup == Backup::kResident) return "resident";
+  return backup == Backup::kHost ? "host" : "none";
+}
 const char* fill_name(Fill fill) { return fill == Fill::kZero ? "zero" : "undefined"; }
 
 Policy policy_of(const std::string& backup, bool is_retained, const std::string& fill, bool has_digests) {
@@ -47,8 +50,10 @@ Policy policy_of(const std::string& backup, bool is_retained, const std::string&
   policy.digests = has_digests ? Digests::kAvailable : Digests::kNone;
   if (backup == "host") {
     policy.backup = Backup::kHost;
+  } else if (backup == "resident") {
+    policy.backup = Backup::kResident;
   } else if (backup != "none") {
-    throw Error(Kind::kInvalid, "unknown backup '" + backup + "'; there are 'none' and 'host'");
+    throw Error(Kind::kInvalid, "unknown backup '" + backup + "'; there are 'none', 'host' and 'resident'");
   }
   if (fill == "zero") {
     policy.fill = Fill::kZero;
@@ -283,6 +288,12 @@ void bind_pools(py::module_& module) {
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
       py::arg("fill"), py::arg("digests"), Guard());
+  module.def(
+      "why_no_host_memory",
+      [](const std::string& provider, int ordinal) {
+        return Device::get(provider_of(provider), ordinal).why_no_host_memory();
+      },
+      py::arg("provider"), py::arg("ordinal"), Guard());
   module.def(
       "load_kernels",
       [](const std::string& provider, int ordinal) {

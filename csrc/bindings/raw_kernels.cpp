@@ -32,7 +32,8 @@ RawDriver::WithInteger RawDriver::module_function(Integer module, const std::str
   return {status, integer(function)};
 }
 
-int RawDriver::launch_digest(Integer function, Integer output, Integer address, Integer size, Integer stream) {
+int RawDriver::launch_digest(Integer function, Integer output, Integer address, Integer size,
+                             Integer stream) {
   digest::Launch launch{};
   launch.output = output;
   launch.blocks = static_cast<std::uint32_t>(digest::blocks_in(size, digest::kBlock));
@@ -49,8 +50,8 @@ int RawDriver::launch_digest(Integer function, Integer output, Integer address, 
 
 RawDriver::WithInteger RawDriver::host_device_pointer(Integer address) {
   CUdeviceptr pointer = 0;
-  const CUresult status = driver_.call<Call::cuMemHostGetDevicePointer>(
-      &pointer, reinterpret_cast<void*>(address), 0U);
+  const CUresult status =
+      driver_.call<Call::cuMemHostGetDevicePointer>(&pointer, reinterpret_cast<void*>(address), 0U);
   return {status, pointer};
 }
 

@@ -138,20 +138,40 @@ int Device::attribute(CUdevice_attribute which) const {
   return driver_.call<Call::cuDeviceGetAttribute>(&value, which, device_) == CUDA_SUCCESS ? value : 0;
 }
 
-CUmemAllocationProp Device::properties() const {
+CUmemAllocationProp Device::properties(Where where) const {
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  wanted.location.id = ordinal_;
+  const bool is_host = where == Where::kHost;
+  wanted.location.type = is_host ? CU_MEM_LOCATION_TYPE_HOST_NUMA : CU_MEM_LOCATION_TYPE_DEVICE;
+  // Without NUMA the node is 0 (CUDA Driver API, cuMemCreate).
+  wanted.location.id = is_host ? std::max(numa_node_, 0) : ordinal_;
   return wanted;
 }
 
-CUmemAccessDesc Device::access() const {
-  CUmemAccessDesc granted{};
-  granted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  granted.location.id = ordinal_;
-  granted.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+Device::Accesses Device::accesses(Where where) const {
+  Accesses granted;
+  granted.who[0] = {properties().location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  granted.who[1] = {properties(Where::kHost).location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  granted.count = where == Where::kHost ? 2 : 1;
   return granted;
+}
+
+std::string Device::why_no_host_memory() const {
+  if (attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0) {
+    return "the driver does not put host memory at this device's addresses (it takes CUDA 12.2 or newer, and "
+           "a GPU "
+           "that can)";
+  }
+  const CUmemAllocationProp wanted = properties(Where::kHost);
+  std::size_t granularity = 0;
+  const CUresult status = driver_.call<Call::cuMemGetAllocationGranularity>(&granularity, &wanted,
+                                                                            CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (status != CUDA_SUCCESS) return driver_.describe(Call::cuMemGetAllocationGranularity, status);
+  if (granularity == 0 || granularity_ % granularity != 0) {
+    return "its host memory comes in steps of " + format_bytes(granularity) + ", its own in steps of " +
+           format_bytes(granularity_);
+  }
+  return "";
 }
 
 }  // namespace fencepool

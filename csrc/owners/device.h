@@ -1,6 +1,7 @@
 // A device in use: its primary context (the one PyTorch uses too), and what is known of it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -15,6 +16,9 @@ struct DeviceMemory {
   std::size_t free = 0;   // bytes
   std::size_t total = 0;  // bytes
 };
+
+// Whose memory it is: the device's, or the host's, on the NUMA node nearest to the device.
+enum class Where { kDevice, kHost };
 
 // Whether the stream is being captured into a CUDA graph; for the default stream, whether a stream that
 // synchronises with it is. Needs a Device::Scope. CUDA Driver API, cuStreamIsCapturing.
@@ -68,8 +72,16 @@ class Device {
   int numa_node() const { return numa_node_; }       // of the host memory nearest to it, -1: unknown
   const std::string& name() const { return name_; }  // "cuda:0", "cpu", "cpu:1"
   bool is_host() const { return driver_.provider() == Provider::kHost; }
-  CUmemAllocationProp properties() const;
-  CUmemAccessDesc access() const;
+  CUmemAllocationProp properties(Where where = Where::kDevice) const;
+  // Who may read and write such memory: the device, and the processor where it is the host's. CUDA Driver
+  // API, cuMemSetAccess: no other memory may name the host.
+  struct Accesses {
+    std::array<CUmemAccessDesc, 2> who{};
+    std::size_t count = 1;
+  };
+  Accesses accesses(Where where) const;
+  // Why host memory cannot stand at this device's addresses; empty when it can.
+  std::string why_no_host_memory() const;
 
  private:
   Device(Driver& driver, int ordinal);

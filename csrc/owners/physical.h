@@ -1,4 +1,4 @@
-// Physical device memory, not mapped anywhere by itself.
+// Physical memory of a device or of its host, not mapped anywhere by itself.
 #pragma once
 
 #include "owners/device.h"
@@ -9,10 +9,16 @@ namespace fencepool {
 class Physical {
  public:
   // Takes `size` bytes, a multiple of the device's granularity, from the driver.
-  // CUDA Driver API, cuMemCreate. Throws kOutOfMemory.
-  Physical(Device& device, std::size_t size) : device_(device), size_(size) {
-    const CUmemAllocationProp wanted = device.properties();
-    device_.driver().check<Call::cuMemCreate>(&handle_, size, &wanted, 0ULL);
+  // CUDA Driver API, cuMemCreate. Throws kOutOfMemory, kHostMemory for memory of the host.
+  Physical(Device& device, std::size_t size, Where where = Where::kDevice)
+      : device_(device), size_(size), where_(where) {
+    const CUmemAllocationProp wanted = device.properties(where);
+    const CUresult status = device_.driver().call<Call::cuMemCreate>(&handle_, size, &wanted, 0ULL);
+    if (status != CUDA_SUCCESS) {
+      Error error = device_.driver().failure(Call::cuMemCreate, status);
+      if (error.kind == Kind::kOutOfMemory && where == Where::kHost) error.kind = Kind::kHostMemory;
+      throw error;
+    }
     is_held_ = true;
   }
   ~Physical() {
@@ -30,11 +36,13 @@ class Physical {
 
   CUmemGenericAllocationHandle handle() const { return handle_; }
   std::size_t size() const { return size_; }  // bytes
+  Where where() const { return where_; }
 
  private:
   Device& device_;
   CUmemGenericAllocationHandle handle_ = 0;
   std::size_t size_;
+  Where where_;
   bool is_held_ = false;
 };
 

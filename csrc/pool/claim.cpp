@@ -57,13 +57,9 @@ Pool::Claim::~Claim() {
   pool_->state_ = state_;
   pool_->claimed_for_ = nullptr;
   pool_->claimant_ = {};
-  pool_->host_bytes_ = pool_->buffer_.capacity();
+  pool_->host_bytes_ = pool_->buffer_.capacity() + pool_->stand_in_bytes();
   pool_->backed_up_ = state_ == State::kPaused ? bytes_of(pool_->image_) : 0;
-  if (state_ == State::kPaused) {
-    pool_->reap_idle();
-  } else {
-    pool_->reap();
-  }
+  pool_->reap_as_it_is();
   pool_->unclaimed_.notify_all();
 }
 
@@ -165,6 +161,21 @@ void Pool::Claim::clear_backup() noexcept {
   pool_->buffer_.clear();
   pool_->is_stored_ = false;
   pool_->digest_memory_.reset();
+  if (pool_->buffer_.is_unsettled()) return;  // copies may still write to stand-ins: they stay
+  for (bool is_any = true; is_any;) {
+    std::shared_ptr<StandIn> next;  // dies without the lock: giving gigabytes back takes a while
+    const Lock lock(pool_->mutex_);
+    const auto found = std::find_if(pool_->segments_.begin(), pool_->segments_.end(), [](const auto& entry) {
+      return entry.second->stand_in != nullptr && entry.second->shown == nullptr;
+    });
+    is_any = found != pool_->segments_.end();
+    if (is_any) next.swap(found->second->stand_in);
+  }
+}
+
+std::size_t Pool::Claim::backup_bytes() const {
+  const Lock lock(pool_->mutex_);
+  return pool_->buffer_.capacity() + pool_->stand_in_bytes();
 }
 
 void Pool::Claim::set_restore(std::shared_ptr<Fence> fence, bool is_ordered) noexcept {

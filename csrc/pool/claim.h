@@ -25,7 +25,9 @@ class Pool::Claim {
   Device& device() const { return pool_->device_; }
   const Policy& policy() const { return pool_->policy_; }
   // Whether the contents are kept over this pause: the policy says so, and the pause does not drop them.
-  bool keeps_contents() const { return policy().backup == Backup::kHost && !pool_->is_discarded_; }
+  bool keeps_contents() const { return policy().backup != Backup::kNone && !pool_->is_discarded_; }
+  // Whether host memory stands at its addresses over this pause.
+  bool is_resident() const { return policy().backup == Backup::kResident && keeps_contents(); }
   void set_discarded(bool is_discarded) noexcept { pool_->is_discarded_ = is_discarded; }
 
   // In allocation order. Stable while the claim lasts.
@@ -60,6 +62,7 @@ class Pool::Claim {
   void leak_digests() noexcept;
   // Gives the backup's host memory back, and forgets what was in it.
   void clear_backup() noexcept;
+  std::size_t backup_bytes() const;  // of host memory that it would give back
 
   // Where each live run of bytes goes in a backup, in allocation order, packed from position 0. What is
   // `dead` is no contents.

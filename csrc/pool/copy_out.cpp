@@ -32,6 +32,13 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
 
 CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt)
     : claim_(claim), digest_memory_(claim), image_(claim.plan_image(dead)) {
+  if (claim.is_resident()) {
+    Stopwatch watch;
+    stand_ins_ = std::make_unique<StandIns>(claim, interrupt);
+    seconds_waited_ = watch.total();
+    copies_ = image_;
+    return;
+  }
   if (claim.has_digests()) {
     Stopwatch watch;
     place_by_digest(interrupt);
@@ -42,9 +49,7 @@ CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& int
   }
 }
 
-std::size_t CopyOut::bytes_missing() const {
-  return wanted_ - std::min(wanted_, claim_.buffer().capacity());
-}
+std::size_t CopyOut::bytes_missing() const { return wanted_ - std::min(wanted_, claim_.buffer().capacity()); }
 
 CopyOut::~CopyOut() {
   if (bytes_ == 0 || drain(claim_)) return;
@@ -80,17 +85,21 @@ void CopyOut::place_by_digest(const Interrupt& interrupt) {
 }
 
 void CopyOut::start(const Interrupt& interrupt) {
-  provision_ = std::make_unique<Provision>(claim_.buffer(), wanted_);
+  if (stand_ins_ == nullptr) provision_ = std::make_unique<Provision>(claim_.buffer(), wanted_);
   if (!copies_.empty()) claim_.set_stored(false);  // from here on it is being overwritten
   std::vector<Segment*> batch;
   std::size_t batch_bytes = 0;
   for (Segment* segment : claim_.segments()) {
     for (const Piece& piece : copies_[segment->serial]) {
-      copy(segment->range.address(), piece, interrupt);
+      if (stand_ins_ != nullptr) {
+        copy_to_stand_in(*segment, piece);
+      } else {
+        copy(segment->range.address(), piece, interrupt);
+      }
       batch_bytes += piece.size;
     }
     batch.push_back(segment);
-    if (batch_bytes >= kBatch && provision_->bytes_added() == 0) {
+    if (batch_bytes >= kBatch && (provision_ == nullptr || provision_->bytes_added() == 0)) {
       end_batch(batch);
       batch_bytes = 0;
     }
@@ -105,13 +114,21 @@ void CopyOut::end_batch(std::vector<Segment*>& segments) {
 }
 
 void CopyOut::keep(const Interrupt& interrupt) {
-  provision_->keep(interrupt);
+  if (provision_ != nullptr) provision_->keep(interrupt);
   claim_.set_image(std::move(image_));
 }
 
 void CopyOut::commit() noexcept {
   claim_.set_stored(claim_.has_digests());
   digest_memory_.keep();
+  if (stand_ins_ != nullptr) stand_ins_->keep();
+}
+
+void CopyOut::copy_to_stand_in(const Segment& segment, const Piece& piece) {
+  claim_.device().driver().check<Call::cuMemcpyDtoDAsync>(segment.stand_in->window.address() + piece.offset,
+                                                          segment.range.address() + piece.offset, piece.size,
+                                                          claim_.stream().get());
+  bytes_ += piece.size;
 }
 
 void CopyOut::copy(CUdeviceptr from, const Piece& piece, const Interrupt& interrupt) {

@@ -6,6 +6,7 @@
 
 #include "backup/provision.h"
 #include "pool/claim.h"
+#include "pool/stand_ins.h"
 
 namespace fencepool {
 
@@ -64,15 +65,17 @@ class CopyOut {
   };
 
   void place_by_digest(const Interrupt& interrupt);
+  void copy_to_stand_in(const Segment& segment, const Piece& piece);
   void copy(CUdeviceptr from, const Piece& piece, const Interrupt& interrupt);
   void end_batch(std::vector<Segment*>& segments);
 
   Pool::Claim& claim_;
   DigestMemory digest_memory_;
   Image image_;
-  Image copies_;  // what of it is not in the backup yet
-  std::size_t wanted_ = 0;  // bytes the backup has to have
-  std::unique_ptr<Provision> provision_;
+  Image copies_;                          // what of it is not in the backup yet
+  std::size_t wanted_ = 0;                // bytes the backup has to have
+  std::unique_ptr<Provision> provision_;  // null where stand-ins take the contents
+  std::unique_ptr<StandIns> stand_ins_;
   std::vector<Batch> batches_;
   double seconds_waited_ = 0;
   double seconds_digesting_ = 0;

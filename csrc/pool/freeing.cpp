@@ -19,11 +19,7 @@ void Pool::give_back(Places& places) noexcept {
     const Lock lock(mutex_);
     freed_.splice(freed_.end(), places);
     if (claimed_for_ != nullptr) return;  // the claimant sees to it when it is done
-    if (state_ == State::kPaused) {
-      reap_idle();
-    } else {
-      reap();
-    }
+    reap_as_it_is();
   } catch (const std::exception& error) {
     problems::record({tag_, ": a freed block is kept: ", error.what()});
   }
@@ -92,6 +88,16 @@ void Pool::reap_idle() noexcept {
   }
 }
 
+// The device can use a paused pool only where host memory stands at its addresses.
+void Pool::reap_as_it_is() noexcept {
+  const bool is_in_use = policy_.backup == Backup::kResident && !is_discarded_;
+  if (state_ == State::kPaused && !is_in_use) {
+    reap_idle();
+  } else {
+    reap();
+  }
+}
+
 // Waits for the last work of what was freed so far, and gives it back. False when there was nothing, or
 // when a capture forbids to find out. Needs a Device::Scope, and no lock while it waits.
 bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
@@ -131,6 +137,14 @@ bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
     reap();
   }
   return true;
+}
+
+std::size_t Pool::stand_in_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& [address, segment] : segments_) {
+    if (segment->stand_in != nullptr) bytes += segment->range.size();
+  }
+  return bytes;
 }
 
 std::size_t Pool::freed_bytes() const {

@@ -41,6 +41,7 @@ void GivingAway::give_away(const CopyOut& copy, const CopyOut::Batch& batch, con
   for (Segment* segment : batch.segments) {
     segment->is_backed_up = true;
     unmap(claim, *segment);
+    show(claim, *segment);
     release(claim, *segment);
   }
 }
@@ -64,6 +65,7 @@ void GivingAway::give_away_without_backup() {
           release(*claim, *segment);
         } else {
           unmap(*claim, *segment);
+          show(*claim, *segment);
         }
       }
     }
@@ -81,6 +83,19 @@ void GivingAway::unmap(const Pool::Claim& claim, Segment& segment) {
     throw error;
   }
   segment.mapping.reset();
+}
+
+// In a resident pool the host memory with the contents stands at the addresses from here on.
+void GivingAway::show(const Pool::Claim& claim, Segment& segment) {
+  if (!claim.is_resident() || segment.shown != nullptr || !segment.is_backed_up) return;
+  Stopwatch watch;
+  try {
+    segment.shown = std::make_unique<Mapping>(segment.range, segment.stand_in->memory);
+  } catch (Error& error) {
+    claim.pool().explain(error, segment.range.size(), kUnchanged);
+    throw;
+  }
+  unmapping_ += watch.lap();
 }
 
 void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
@@ -119,7 +134,8 @@ void GivingAway::take_back(Error* error) noexcept {
     try {
       bool is_whole = true;
       for (Segment* segment : claim->segments()) {
-        segment->has_contents_kept = segment->physical != nullptr;
+        // Where host memory shows, it is what counts: somebody may write to it.
+        segment->has_contents_kept = segment->physical != nullptr && segment->shown == nullptr;
         is_whole = is_whole && segment->mapping != nullptr;
         is_lost = is_lost || (segment->physical == nullptr && !claim->keeps_contents());
       }

@@ -36,6 +36,7 @@ class GivingAway {
  private:
   void unmap(const Pool::Claim& claim, Segment& segment);
   void release(const Pool::Claim& claim, Segment& segment);
+  void show(const Pool::Claim& claim, Segment& segment);
 
   Claims& claims_;
   TransitionReport& report_;

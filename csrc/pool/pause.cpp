@@ -31,7 +31,8 @@ void for_each(const Copies& copies, Work work) {
       const Device::Scope scope(claim.device());
       work(*copy);
     } catch (Error& error) {
-      claim.pool().explain(error, bytes_of(claim), error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
+      claim.pool().explain(error, bytes_of(claim),
+                           error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
       throw;
     }
   }

@@ -4,6 +4,7 @@
 #include "base/problems.h"
 #include "base/process.h"
 #include "pool/claim.h"
+#include "pool/stand_ins.h"
 
 namespace fencepool {
 
@@ -69,7 +70,7 @@ PoolStatus Pool::status() {
   const Lock lock(mutex_);
   PoolStatus status;
   const bool is_settled = claimed_for_ == nullptr;
-  if (is_settled && state_ == State::kActive) reap();
+  if (is_settled) reap_as_it_is();
   status.state = !is_settled ? claimed_for_ : state_ == State::kActive ? "active" : "paused";
   status.is_paused = state_ == State::kPaused;
   status.segments = segments_.size();
@@ -83,7 +84,7 @@ PoolStatus Pool::status() {
   }
   status.bytes_used -= freed_bytes();
   status.bytes_backed_up = backed_up_;
-  status.host_bytes = host_bytes_;
+  status.host_bytes = is_settled ? buffer_.capacity() + stand_in_bytes() : host_bytes_;
   status.has_digests = has_digests();
   status.pending_frees = freed_count();
   status.last_pause = last_pause_;
@@ -95,8 +96,13 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
   process::require_owner();
   try {
     const Device::Scope scope(device_);
-    const Claim claim(shared_from_this(), "preparing", interrupt);
-    if (policy_.backup != Backup::kHost) return 0;
+    Claim claim(shared_from_this(), "preparing", interrupt);
+    if (policy_.backup == Backup::kNone) return 0;
+    if (policy_.backup == Backup::kResident) {
+      StandIns stand_ins(claim, interrupt);
+      stand_ins.keep();
+      return stand_ins.bytes_added();
+    }
     Provision provision(buffer_, bytes_of(claim.plan_image({})));
     provision.keep(interrupt);
     return provision.bytes_added();
@@ -120,7 +126,7 @@ std::size_t Pool::trim(const Interrupt& interrupt) {
   }
   claim.wait_for_restore(interrupt);
   claim.settle();
-  const std::size_t bytes = buffer_.capacity();
+  const std::size_t bytes = claim.backup_bytes();
   claim.clear_backup();
   return bytes;
 }
@@ -134,7 +140,7 @@ void Pool::close(const Interrupt& interrupt) {
   static_cast<void>(wait_for_freed(/*is_claimant=*/true, interrupt));
   {
     const Lock lock(mutex_);
-    if (state_ == State::kPaused) reap_idle();
+    if (state_ == State::kPaused) reap_as_it_is();
     std::size_t blocks = 0;
     for (const auto& [address, segment] : segments_) blocks += segment->live_blocks;
     if (blocks > 0) {

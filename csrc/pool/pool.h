@@ -21,7 +21,11 @@
 
 namespace fencepool {
 
-enum class Backup { kNone, kHost };
+enum class Backup {
+  kNone,
+  kHost,      // in pinned memory, out of reach of the tensors
+  kResident,  // in host memory that stands at the tensors' addresses
+};
 enum class Digests {
   kNone,       // every byte is copied at every pause
   kAvailable,  // where the device can take them
@@ -48,7 +52,7 @@ struct PoolStatus {
   std::size_t bytes_mapped = 0;     // of device memory held
   std::size_t bytes_used = 0;       // by live tensors
   std::size_t bytes_backed_up = 0;  // contents in the backup now, while paused
-  std::size_t host_bytes = 0;       // pinned host memory held for the backup
+  std::size_t host_bytes = 0;       // host memory held for the backup
   bool has_digests = false;         // only blocks that changed are copied to the backup
   std::size_t pending_frees = 0;    // blocks whose last work has not ended
   Phases last_pause, last_resume;
@@ -57,7 +61,7 @@ struct PoolStatus {
 // A run of bytes in a backup. It stays readable while the chunks live, and true until the pool resumes.
 struct BackupPart {
   std::vector<std::shared_ptr<const HostChunk>> chunks;
-  std::shared_ptr<const char> zeros;  // for bytes that are stored nowhere
+  std::shared_ptr<const void> owner;  // of what lies in no chunk: zeros, a stand-in
   const char* start;
   std::size_t size;  // bytes
 };
@@ -135,6 +139,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                   const Interrupt& interrupt) EXCLUDES(mutex_);
 
+  std::vector<BackupPart> stand_in_of(const Segment& segment, std::size_t offset, std::size_t size) const;
   void expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, std::size_t end);
 
   // freeing.cpp
@@ -144,7 +149,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void reap() noexcept REQUIRES(mutex_);
   void reap_idle() noexcept REQUIRES(mutex_);
   bool may_copies_run() REQUIRES(mutex_);
+  void reap_as_it_is() noexcept REQUIRES(mutex_);
   bool wait_for_freed(bool is_claimant, const Interrupt& interrupt) EXCLUDES(mutex_);
+  std::size_t stand_in_bytes() const REQUIRES(mutex_);
   std::size_t freed_bytes() const REQUIRES(mutex_);
   std::size_t freed_count() const REQUIRES(mutex_);
 
@@ -165,7 +172,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Phases last_pause_ GUARDED_BY(mutex_);
   Phases last_resume_ GUARDED_BY(mutex_);
   std::size_t backed_up_ GUARDED_BY(mutex_) = 0;
-  std::size_t host_bytes_ GUARDED_BY(mutex_) = 0;
+  std::size_t host_bytes_ GUARDED_BY(mutex_) = 0;  // at the end of the last claim
   // Segments up to this serial may still be written by the last restore: no block is taken from their
   // gaps before its fence is done. 0: none.
   std::uint64_t restoring_until_ GUARDED_BY(mutex_) = 0;

@@ -48,7 +48,7 @@ std::size_t for_each_piece(Pieces& pieces, std::size_t offset, std::size_t end, 
 
 std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, bool is_view,
                                         const Interrupt& interrupt) {
-  if (policy_.backup != Backup::kHost) throw not_backed_up(*this, size, "its policy keeps none");
+  if (policy_.backup == Backup::kNone) throw not_backed_up(*this, size, "its policy keeps none");
   Claim claim(shared_from_this(), "reading", interrupt);
   if (claim.state() != State::kPaused) {
     throw not_backed_up(*this, size, "it is active, and its contents are in the tensors themselves");
@@ -63,8 +63,9 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, b
   if (!found->is_backed_up) {
     throw not_backed_up(*this, size, "after a pause that failed they are kept in device memory; resume it");
   }
-  std::vector<BackupPart> parts;
   const std::size_t offset = address - found->range.address();
+  if (policy_.backup == Backup::kResident) return stand_in_of(*found, offset, size);
+  std::vector<BackupPart> parts;
   const std::size_t end = offset + size;
   const auto pieces = claim.image().find(found->serial);
   std::size_t reached = offset;
@@ -82,6 +83,13 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, b
   if (reached < end) throw not_backed_up(*this, size, "they were no live tensor when it was paused");
   if (is_view && parts.size() == 1) expose(claim, pieces->second, offset, end);
   return parts;
+}
+
+// The memory that stands at the tensors' addresses, seen through its window.
+std::vector<BackupPart> Pool::stand_in_of(const Segment& segment, std::size_t offset,
+                                          std::size_t size) const {
+  const auto* start = reinterpret_cast<const char*>(segment.stand_in->window.address() + offset);
+  return {{{}, segment.stand_in, start, size}};
 }
 
 // What is written to a view is restored, so it must be the only place that these bytes come from, and

@@ -13,11 +13,34 @@ namespace fencepool {
 // What one segment is about to get. Dies in reverse order: unmapped, then given back.
 struct Restore::Staged {
   explicit Staged(Segment& target) : segment(target) {}
+  // Takes the stand-in from the segment's addresses, which device memory is about to get.
+  void hide() {
+    if (segment.shown == nullptr) return;
+    const CUresult status = segment.shown->unmap();
+    if (status != CUDA_SUCCESS) throw segment.range.device().driver().failure(Call::cuMemUnmap, status);
+    is_hidden = true;
+  }
+  // As it was before hide(). False when the driver refuses twice.
+  bool show_again() noexcept {
+    if (!is_hidden) return true;
+    Call failed = Call::cuMemMap;
+    const bool is_shown =
+        succeeds_in_two([&] { return segment.shown->map(segment.stand_in->memory, failed) == CUDA_SUCCESS; });
+    if (!is_shown) forget_shown();
+    is_hidden = false;
+    return is_shown;
+  }
+  void forget_shown() noexcept {
+    if (is_hidden) segment.shown.reset();
+    is_hidden = false;
+  }
+
   const Physical& memory() const { return physical != nullptr ? *physical : *segment.physical; }
 
   Segment& segment;
   std::unique_ptr<Physical> physical;  // null: the segment kept its own
   std::unique_ptr<Mapping> mapping;    // null: the segment kept its own
+  bool is_hidden = false;              // its stand-in, for the time of this restore
 };
 
 Restore::Restore(Pool::Claim& claim) : claim_(claim) {
@@ -28,9 +51,15 @@ Restore::~Restore() {
   const bool is_drained = !is_running_ || drain(claim_);
   if (!is_drained) claim_.set_undrained();
   for (auto& staged : staged_) {
-    if (staged->mapping == nullptr) continue;
     const auto is_unmapped = [&] { return staged->mapping->unmap() == CUDA_SUCCESS; };
-    if (is_drained && succeeds_in_two(is_unmapped)) continue;
+    if (staged->mapping == nullptr || (is_drained && succeeds_in_two(is_unmapped))) {
+      if (staged->show_again()) continue;
+      problems::record({claim_.pool().tag(),
+                        ": a resume could not be undone; what is at its addresses stays away "
+                        "until it resumes, its contents are kept"});
+      continue;
+    }
+    staged->forget_shown();
     // It stays mapped, to memory without the contents, since copies may still write there or the driver
     // refused twice. The next resume or pause carries on from there.
     problems::record({claim_.pool().tag(), ": a resume could not be undone; its memory stays held for now"});
@@ -74,6 +103,7 @@ void Restore::map() {
 
 void Restore::map(Staged& staged) {
   if (staged.segment.mapping != nullptr) return;
+  staged.hide();
   staged.mapping = std::make_unique<Mapping>(staged.segment.range, staged.memory());
 }
 
@@ -153,6 +183,7 @@ void Restore::commit() noexcept {
     if (staged->mapping != nullptr) staged->segment.mapping = std::move(staged->mapping);
     staged->segment.has_contents_kept = false;
     staged->segment.is_backed_up = false;
+    staged->forget_shown();
     bytes_mapped_ += staged->segment.range.size();
   }
   is_running_ = false;
@@ -165,8 +196,24 @@ void Restore::copy_back(const Segment& segment, CUstream stream) {
   if (found == claim_.image().end()) return;
   std::vector<Piece> runs;
   for (const Piece& piece : found->second) append_run(runs, piece);
+  if (segment.stand_in != nullptr) {
+    for (const Piece& run : runs) copy_run(segment.range.address(), *segment.stand_in, run, stream);
+    return;
+  }
   for (const Piece& run : runs)
     copy_run(segment.range.address() + run.offset, run.position, run.size, stream);
+}
+
+void Restore::copy_run(CUdeviceptr to, const StandIn& from, const Piece& run, CUstream stream) {
+  for (std::size_t done = 0; done < run.size;) {
+    const std::size_t part = std::min(run.size - done, marker_->room());
+    const std::size_t at = run.offset + done;
+    claim_.device().driver().check<Call::cuMemcpyDtoDAsync>(to + at, from.window.address() + at, part,
+                                                            stream);
+    marker_->add(to + at, part);
+    bytes_copied_ += part;
+    done += part;
+  }
 }
 
 void Restore::copy_run(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {

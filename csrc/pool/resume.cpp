@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/problems.h"
 #include "pool/incoming.h"
+#include "pool/stand_ins.h"
 
 namespace fencepool {
 namespace {
@@ -72,7 +73,7 @@ void take_all_memory(Restores& restores, double wait, const Interrupt& interrupt
 void give_backups_back(Restores& restores) noexcept {
   for (const auto& restore : restores) {
     Pool::Claim& claim = restore->claim();
-    if (claim.policy().backup != Backup::kHost || claim.policy().is_retained) continue;
+    if (claim.policy().backup == Backup::kNone || claim.policy().is_retained) continue;
     try {
       static_cast<void>(claim.restore()->synchronize(-1, {}));
       claim.settle();
@@ -164,6 +165,8 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   for (const auto& claim : claims) restores.push_back(std::make_unique<Restore>(*claim));
   take_all_memory(restores, options.wait, options.interrupt);
   const double created = watch.lap();
+  const bool is_quiesced = quiesce_stand_ins(claims, options.interrupt);
+  const double quiesced = watch.lap();
   for_each(restores, [](Restore& restore) { restore.map(); });
   const double mapped = watch.lap();
   const bool is_ordered = options.order == Order::kContext;
@@ -184,6 +187,7 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   // Ready beforehand, so that nothing can fail once the first pool is active.
   report.seconds = {
       {"create", created}, {"map", mapped}, {"copy", submitted}, {"fence", watch.lap()}, {"total", 0}};
+  if (is_quiesced) report.seconds.insert(report.seconds.begin() + 1, {"quiesce", quiesced});
   std::vector<Phases> own(restores.size(), report.seconds);
   commit(restores, fences, is_ordered);
   claims.note_memory_after();

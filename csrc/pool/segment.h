@@ -6,6 +6,7 @@
 
 #include "owners/mapping.h"
 #include "pool/extents.h"
+#include "pool/stand_in.h"
 
 namespace fencepool {
 
@@ -18,8 +19,10 @@ struct Segment {
       : range(device, size), extents(size), serial(serial_number) {}
 
   Range range;
+  std::shared_ptr<StandIn> stand_in;  // of a resident pool; kept while active too
   std::unique_ptr<Physical> physical;
   std::unique_ptr<Mapping> mapping;
+  std::unique_ptr<Mapping> shown;  // the stand-in at these addresses, while paused
   Extents extents;
   std::uint64_t serial;  // rises with each segment of the process: allocation order
   std::size_t live_blocks = 0;

@@ -8,6 +8,7 @@
 #include "pool/giving_away.h"
 #include "pool/incoming.h"
 #include "pool/outgoing.h"
+#include "pool/stand_ins.h"
 
 namespace fencepool {
 namespace {
@@ -299,6 +300,7 @@ SwapReport swap(const Pools& out_pools, const Pools& in_pools, const PauseOption
   watch.lap();
   PauseSeconds seconds;
   settle_work(out, pause_options);
+  static_cast<void>(quiesce_stand_ins(in, interrupt));
   seconds.quiesce = watch.lap();
   PauseRecords records(out);
   Exchange exchange(out, arrivals, pause_options, report.paused);

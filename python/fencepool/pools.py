@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     _Made = TypeVar("_Made")
     _Owner = TypeVar("_Owner", bound="torch.nn.Module | torch.Tensor")
 
-Backup = Literal["none", "host"]
+Backup = Literal["none", "host", "resident"]
 Fill = Literal["undefined", "zero"]
 
 
@@ -75,7 +75,9 @@ class Pool:
 
     @property
     def backup(self) -> Backup:
-        """Where the contents are while the pool is paused: "none" drops them, "host" keeps them."""
+        """Where the contents are while the pool is paused: "none" drops them, "host" keeps them out of reach,
+        "resident" in host memory at the tensors' own addresses.
+        """
         return self._core.backup
 
     @property
@@ -184,10 +186,12 @@ class Pool:
 
         Args:
             tensor: one whose memory lies in this pool.
-            copy: a copy of its own. False: a view of the pinned backup itself. The view stays readable
+            copy: a copy of its own. False: a view of the backup itself. The view stays readable
                 for as long as it lives, but holds the tensor's contents only until the pool resumes; what
                 is written to it is restored then. It keeps its part of the host memory from being given
-                back, and has the next pause copy everything, as digests cannot tell what was written.
+                back, and has the next pause copy everything, as digests cannot tell what was written. Of a
+                resident pool it is the same memory as the tensor's, and the way to read it on a GPU's host:
+                synchronise first with kernels that write there.
 
         Returns:
             A CPU tensor of the same dtype, shape and strides.
@@ -227,11 +231,12 @@ class Pool:
             progress: show a bar on standard error when it takes longer than a second (an estimate; tqdm).
 
         Returns:
-            Bytes of pinned host memory added; 0 without a backup, when there is enough, or while paused.
+            Bytes of host memory added; 0 without a backup, when there is enough, or while paused.
 
         Raises:
             HostMemoryError: the host has too little; nothing was changed.
-            DriverError: the driver cannot register it (cuMemHostRegister); nothing was changed.
+            DriverError: the driver cannot register it (cuMemHostRegister) or, for a resident pool, make or
+                map it; nothing was changed.
         """
         from fencepool import progress as bars
 
@@ -454,19 +459,24 @@ def pool(
     Args:
         tag: a name; not empty, without NUL characters.
         device: "cuda" (PyTorch's current device), "cuda:N", or "cpu" to "cpu:3" for the embedded driver.
-        backup: "none" drops the contents at a pause; "host" keeps them in pinned host memory.
+        backup: "none" drops the contents at a pause; "host" keeps them in pinned host memory; "resident"
+            keeps them in host memory that stands at the tensors' own addresses while the pool is paused:
+            kernels, copies and the processor go on reading and writing there, at the speed of the link, and
+            what they wrote is there after the resume. That memory takes a quarter of a second for a gibibyte
+            to make (:meth:`Pool.prepare` makes it ahead), and a resume waits for the work in flight.
         retain: keep the backup's host memory from one pause to the next. Without it the memory goes back
             before each resume returns, which then waits for the restore.
         fill: what a pool without backup holds after a resume: "undefined", or "zero".
         digests: have the device take 128-bit digests of the contents at each pause, and copy only the blocks
             of 256 KiB that are not in the backup yet; equal blocks are stored once, zeros nowhere. None:
             where the device can (:attr:`Pool.digests` says so); False: every byte is copied at every
-            pause; True: it must be able to.
+            pause; True: it must be able to. A resident backup has none.
 
     Raises:
         TypeError, ValueError: a bad argument.
         DriverUnavailable: the device's driver cannot be used here.
-        UnsupportedError: digests were asked for, and the device cannot take them.
+        UnsupportedError: digests were asked for, and the device cannot take them; or a resident backup, and
+            the driver puts no host memory at the device's addresses.
     """
     if not isinstance(tag, str):
         raise TypeError(f"a tag is a string, not {type(tag).__name__}")
@@ -479,8 +489,14 @@ def pool(
         raise TypeError(f"digests is True, False or None, not {type(digests).__name__}")
     if digests and backup == "none":
         raise ValueError("digests are of a backup, and backup is 'none'")
+    if digests and backup == "resident":
+        raise ValueError("a resident backup has no digests: what is written while it is paused counts")
     where = parse_device(device)
+    if backup == "resident" and (reason := _core.why_no_host_memory(where.provider, where.ordinal)):
+        raise UnsupportedError(
+            f"{where} has no backup='resident': {reason}; backup='host' keeps contents too"
+        )
     if digests and (reason := _core.load_kernels(where.provider, where.ordinal)):
         raise UnsupportedError(f"{where} cannot take digests: {reason}")
-    has_digests = backup != "none" and digests is not False
+    has_digests = backup == "host" and digests is not False
     return known(_core.get_pool(where.provider, where.ordinal, tag, backup, retain, fill, has_digests))

@@ -62,7 +62,7 @@ class _Task:
         self._device: Counter[str] = Counter()
         for one in statuses:
             is_paused = one.state == "paused"
-            if doing != "resume" and one.backup == "host" and not is_paused:
+            if doing != "resume" and one.backup != "none" and not is_paused:
                 self._backups += max(0, one.bytes_used - one.host_bytes)
             if doing == "pause" and not is_paused:
                 self._device[one.device] += one.bytes_mapped

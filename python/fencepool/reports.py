@@ -136,7 +136,7 @@ class PoolStatus:
     bytes_backed_up: int
     """Contents in the backup, while paused."""
     host_bytes: int
-    """Pinned host memory held for the backup, in any state."""
+    """Host memory held for the backup, in any state."""
     digests: bool
     """Whether a pause copies only what changed since the last one."""
     pending_frees: int

@@ -23,6 +23,10 @@ OUT_OF_MEMORY = 2
 # In place of a driver call: memory for our own tables, on the calling thread.
 ALLOCATION = "operator new"
 
+# What puts host memory in the place of device memory, and back: where one of them keeps failing, a pause of a
+# resident pool cannot be undone either.
+SWAPPING = ("cuMemMap", "cuMemSetAccess", "cuMemUnmap")
+
 # Asked again and again until work has ended: how often is a matter of time, and the first few stand for all.
 POLLED = ("cuEventQuery",)
 MOST_POLLS = 6
@@ -311,7 +315,15 @@ def _one(
         if name == ALLOCATION and is_lasting:
             wrong += world.wrong_contents()
         else:
-            wrong += _wrong_after_failure(world, scenario, error, before, has_leaked, name, is_lasting)
+            # What undoing may fail at: everything, or the very call that keeps failing.
+            can_undo = name != ANY and not (
+                is_lasting
+                and (
+                    scenario.name.startswith("swap")
+                    or (name in SWAPPING and world.policy.backup == "resident")
+                )
+            )
+            wrong += _wrong_after_failure(world, scenario, error, before, has_leaked, can_undo)
     elif injected == 0 or not getattr(world.result, "notes", ()):
         wrong += scenario.wrong_after(world)
     if wrong:
@@ -340,8 +352,7 @@ def _wrong_after_failure(
     error: fp.Error,
     before: dict[str, Any],
     has_leaked: bool,
-    name: str,
-    is_lasting: bool,
+    can_undo: bool,
 ) -> list[str]:
     wrong = world.wrong_contents()
     if wrong:
@@ -361,9 +372,7 @@ def _wrong_after_failure(
         # device memory.
         now = after["pools"][tag]
         # The same where undoing takes the very call that keeps failing: the memory is the other side's.
-        is_undone_by_it = name == ANY or (scenario.name.startswith("swap") and is_lasting)
-        is_said = f"'{tag}'" in notes and "is paused now" in notes
-        if is_undone_by_it and is_said:
+        if not can_undo and f"'{tag}'" in notes and "is paused now" in notes:
             continue
         allowed = []
         if has_leaked:  # recorded: memory that could not be given back is still held, and shown as held

@@ -16,6 +16,7 @@ raw = _core.raw
 MIB = 1 << 20
 READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+ON_DEVICE, ON_HOST = 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST_NUMA
 COUNTED = ("ranges", "handles", "mappings", "streams", "events", "registrations", "graphs", "physical_bytes")
 
 
@@ -126,13 +127,23 @@ class Machine:
             return int(check(self.driver.mem_get_info())[0])
 
     def is_mapped(self, address: int) -> bool:
-        """Whether the device may read and write there now."""
+        """Whether the device may read and write memory of its own there now."""
+        return self._may_access(address) and not self.is_host_memory(address)
+
+    def is_host_memory(self, address: int) -> bool:
+        """Whether memory of the host is there, for the device and the processor to read and write."""
+        return self._may_access(address) and self._may_access(address, ON_HOST)
+
+    def _may_access(self, address: int, location: int = ON_DEVICE) -> bool:
         with self.current():
-            status, flags = self.driver.mem_get_access(address, self.ordinal)
+            status, flags = self.driver.mem_get_access(address, self.ordinal, location)
         return status == 0 and flags == READ_WRITE
 
     def is_all_mapped(self, tensor: Any) -> bool:
         return all(self.is_mapped(address) for address in _granules(tensor))
+
+    def is_all_host_memory(self, tensor: Any) -> bool:
+        return all(self.is_host_memory(address) for address in _granules(tensor))
 
     def is_any_mapped(self, tensor: Any) -> bool:
         return any(self.is_mapped(address) for address in _granules(tensor))

@@ -21,7 +21,7 @@ class Policy:
 
     @property
     def keeps_contents(self) -> bool:
-        return self.backup == "host"
+        return self.backup != "none"
 
     def differs(self, tensor: Any, before: Any) -> bool:
         """Whether a tensor that held `before` when it was paused holds what it must not after the resume."""
@@ -48,5 +48,8 @@ POLICIES = [
     Policy("none-zero", "none", fill="zero"),
     Policy("host-retain", "host"),
     Policy("host-once", "host", retain=False),
+    Policy("resident", "resident"),
 ]
+# A backup out of reach of the tensors: nobody writes to it while the pool is paused.
+HOST = [policy for policy in POLICIES if policy.backup == "host"]
 KEEPING = [policy for policy in POLICIES if policy.keeps_contents]

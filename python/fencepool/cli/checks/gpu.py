@@ -143,7 +143,7 @@ def host_memory_mapping(facts: Facts) -> Finding | None:
         facts,
         "host_numa_vmm",
         "host memory at device addresses",
-        "host memory cannot stand in for a paused pool there",
+        "fp.pool(backup='resident') raises there",
         "a driver for CUDA 12.2 or newer, where the GPU supports it",
     )
 

@@ -1,0 +1,61 @@
+#include "pool/stand_ins.h"
+
+#include <algorithm>
+
+#include "base/host_memory.h"
+#include "pool/quiesce.h"
+
+namespace fencepool {
+
+StandIns::StandIns(Pool::Claim& claim, const Interrupt& interrupt) : claim_(claim) {
+  std::vector<Segment*> lacking;
+  std::size_t bytes = 0;
+  for (Segment* segment : claim.segments()) {
+    if (segment->stand_in != nullptr) continue;
+    lacking.push_back(segment);
+    bytes += segment->range.size();
+  }
+  if (lacking.empty()) return;
+  host_memory::Promise promise(bytes);
+  made_.reserve(lacking.size());
+  try {
+    for (Segment* segment : lacking) {
+      segment->stand_in = std::make_shared<StandIn>(claim.device(), segment->range.size());
+      made_.push_back(segment);
+      promise.fulfil(segment->range.size());
+      if (interrupt) interrupt();
+    }
+  } catch (...) {
+    drop();
+    throw;
+  }
+  bytes_added_ = bytes;
+}
+
+StandIns::~StandIns() {
+  if (claim_.state() != State::kPaused) drop();
+}
+
+void StandIns::drop() noexcept {
+  // Copies that could not be awaited may still write there: then the segment keeps it.
+  if (claim_.buffer().is_unsettled()) return;
+  for (Segment* segment : made_) {
+    if (segment->shown == nullptr) segment->stand_in.reset();
+  }
+}
+
+bool quiesce_stand_ins(Claims& claims, const Interrupt& interrupt) {
+  std::vector<Device*> devices;
+  for (const auto& claim : claims) {
+    const std::vector<Segment*> segments = claim->segments();
+    const bool is_any_shown = std::any_of(segments.begin(), segments.end(),
+                                          [](const Segment* segment) { return segment->shown != nullptr; });
+    if (is_any_shown && std::find(devices.begin(), devices.end(), &claim->device()) == devices.end()) {
+      devices.push_back(&claim->device());
+    }
+  }
+  if (!devices.empty()) quiesce(devices, -1, interrupt);
+  return !devices.empty();
+}
+
+}  // namespace fencepool
