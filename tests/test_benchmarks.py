@@ -316,3 +316,23 @@ def test_targets_are_judged_by_the_worst_sample_and_by_medians(benchmark_modules
     assert verdicts["fencepool/adopted", f"pause {against}"] == "missed"
     assert verdicts["fencepool/adopted", f"resume {against}"] == "met"
     assert verdicts["fencepool/prepared", "first pause after prepare()"] == "not measured"
+
+
+def test_the_resident_benchmark_checks_contents_and_writes_its_figures(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "resident.py"), "--device", "cpu", "--cycles", "2"]
+    done = subprocess.run(
+        [*command, "--size", "0.01", "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["kind"] == "emulation"
+    assert "emulation" in path.name
+    assert len(document["seconds"]["pause"]) == len(document["seconds"]["resume, contents there"]) == 2
+    assert all(taken > 0 for samples in document["seconds"].values() for taken in samples)
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert "| paused: kernel reads |" in page

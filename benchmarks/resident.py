@@ -1,0 +1,193 @@
+"""What a paused pool with a resident backup costs: pause, resume, and use while it is paused.
+
+    python benchmarks/resident.py --device cuda:0
+
+Its addresses lead to host memory then, so kernels read and write over the link. Beside each rate stands the
+link's own: copies between the device and pinned memory. Contents are checked in every cycle.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+import fencepool as fp
+import machine_facts
+import report
+from devices import EMULATED_BANDWIDTH, Device, is_emulated
+
+TAG = "resident"
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    size: Annotated[float, typer.Option(min=0, help="GiB of contents; 0: 8 on a GPU.")] = 0,
+    cycles: Annotated[int, typer.Option(min=2)] = 5,
+    output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
+) -> None:
+    """Time a resident pool's pauses and resumes, and what runs at its addresses meanwhile."""
+    where = Device(device)
+    words = int((size or (0.03 if where.is_emulated else 8)) * 2**30) // 8
+    document = {
+        "schema": 1,
+        "benchmark": "resident",
+        "kind": "emulation" if is_emulated(device) else "measured",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": device,
+        "machine": machine_facts.machine(device),
+        "versions": machine_facts.versions(),
+        "bytes": words * 8,
+        "link": link(where, words),
+        "seconds": measure(where, words, cycles),
+    }
+    header, rows = table(document)
+    shown = Table(*header, title=f"{document['bytes'] / 2**30:.2f} GiB on {device}")
+    for row in rows:
+        shown.add_row(*row)
+    report.console().print(shown)
+    if output is not None:
+        write(document, header, rows, output)
+
+
+def measure(where: Device, words: int, cycles: int) -> dict[str, list[float]]:
+    """Seconds by what was done. The program ends when contents are wrong or memory is not released."""
+    seconds: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        where.synchronize()
+        start = time.perf_counter()
+        result = work()
+        where.synchronize()
+        seconds.setdefault(name, []).append(time.perf_counter() - start)
+        return result
+
+    pool = fp.pool(TAG, where.name, backup="resident")
+    tensor = pool.empty((words,), torch.int64)
+    tensor.random_()
+    timed("make host memory (once)", pool.prepare)
+    for cycle in range(cycles):
+        tensor[0] = cycle
+        wanted = int(tensor.sum())
+        where.synchronize()
+        free = where.free_bytes()
+        timed("pause", lambda: fp.pause(TAG))
+        require(where.free_bytes() - free >= words * 8, "the pause has not released the device memory")
+        require(int(timed("paused: kernel reads", tensor.sum)) == wanted, "a kernel has read other contents")
+        view = pool.backup_of(tensor, copy=False)
+        require(
+            int(timed("paused: processor reads", view.sum)) == wanted, "the processor has read other contents"
+        )
+        timed("paused: kernel writes", functools.partial(tensor.fill_, cycle))
+        timed("paused: kernel reads and writes", functools.partial(tensor.add_, 1))
+        require(int(view[-1]) == cycle + 1, "the processor does not see what a kernel wrote")
+        del view
+        timed("resume, contents there", lambda: fp.resume(TAG).fence.synchronize())
+        require(bool((tensor == cycle + 1).all()), "what was written while it was paused is not there")
+        tensor.random_()
+    del tensor
+    pool.close()
+    return seconds
+
+
+def link(where: Device, words: int) -> dict[str, Any]:
+    """Bytes a second between the device and pinned memory, each way."""
+    if where.is_emulated:
+        return {"to_host": float(EMULATED_BANDWIDTH), "to_device": float(EMULATED_BANDWIDTH)}
+    here = torch.zeros(min(words, 2**27), dtype=torch.int64, device=where.torch_device)
+    host = torch.zeros(here.shape, dtype=torch.int64, pin_memory=True)
+    rates = {}
+    for name, to, source in (("to_host", host, here), ("to_device", here, host)):
+        taken = []
+        for _ in range(4):
+            where.synchronize()
+            start = time.perf_counter()
+            to.copy_(source, non_blocking=True)
+            where.synchronize()
+            taken.append(time.perf_counter() - start)
+        rates[name] = here.numel() * 8 / statistics.median(taken[1:])
+    del here, host
+    torch.cuda.empty_cache()
+    return rates
+
+
+def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The first of several samples is left out of the median: first times pay for more."""
+    header = ["what", "ms", "first", "GB/s", "of the link", "kind"]
+    rows = []
+    directions = {
+        "pause": "to_host",
+        "paused: kernel reads": "to_device",
+        "paused: kernel writes": "to_host",
+        "resume, contents there": "to_device",
+    }
+    for name, taken in document["seconds"].items():
+        later = taken[1:] or taken
+        middle = statistics.median(later)
+        passes = 2 if "reads and writes" in name else 1
+        rate = passes * document["bytes"] / middle
+        limit = document["link"].get(directions.get(name, ""))
+        rows.append(
+            [
+                name,
+                f"{middle * 1e3:.1f} ({min(later) * 1e3:.1f} to {max(later) * 1e3:.1f})",
+                f"{taken[0] * 1e3:.1f}",
+                f"{rate / 1e9:,.1f}",
+                f"{rate / limit:.0%}" if limit else "",
+                document["kind"],
+            ]
+        )
+    for name, rate in document["link"].items():
+        milliseconds = document["bytes"] / rate * 1e3
+        rows.append(
+            [
+                f"the link, {name.replace('_', ' ')}",
+                f"{milliseconds:.1f}",
+                "",
+                f"{rate / 1e9:,.1f}",
+                "",
+                document["kind"],
+            ]
+        )
+    return header, rows
+
+
+def write(document: dict[str, Any], header: list[str], rows: list[list[str]], output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    place = "emulation" if document["kind"] == "emulation" else "gpu"
+    path = output / f"resident-{place}-{document['date'].split('+')[0].replace(':', '')}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    gpu = document["machine"]["gpu"] or "the embedded driver (emulation)"
+    lines = [
+        "# A resident backup",
+        "",
+        f"- {document['date']}, {gpu}, driver {document['machine']['driver']}",
+        f"- {document['bytes'] / 2**30:.2f} GiB, {len(document['seconds']['pause'])} cycles, contents right",
+        "- medians without the first cycle; lowest and highest in brackets",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + " --- |" + " ---: |" * (len(header) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        print(f"no result: {otherwise}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
