@@ -13,6 +13,7 @@
 #include "pool/quiesce.h"
 #include "pool/registry.h"
 #include "pool/transition.h"
+#include "pool/tripwires.h"
 
 namespace py = pybind11;
 
@@ -134,6 +135,16 @@ py::dict report_dict(const TransitionReport& report) {
   dict["unreleased_bytes"] = report.unreleased_bytes;
   dict["notes"] = report.notes;
   dict["is_host_held"] = report.is_host_held;
+  py::list strays;
+  for (const StrayWrites& found : report.strays) {
+    py::dict one;
+    one["id"] = found.id;
+    one["bytes"] = found.bytes;
+    one["first"] = found.first;
+    one["page"] = found.page;
+    strays.append(one);
+  }
+  dict["strays"] = strays;
   if (report.fence) dict["fence"] = report.fence;
   return dict;
 }
@@ -288,6 +299,7 @@ void bind_pools(py::module_& module) {
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
       py::arg("fill"), py::arg("digests"), Guard());
+  module.def("set_tripwires", &tripwires::set_on, py::arg("is_on"));
   module.def(
       "why_no_host_memory",
       [](const std::string& provider, int ordinal) {

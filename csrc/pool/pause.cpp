@@ -6,6 +6,7 @@
 #include "pool/giving_away.h"
 #include "pool/outgoing.h"
 #include "pool/quiesce.h"
+#include "pool/tripwires.h"
 
 namespace fencepool {
 namespace {
@@ -165,6 +166,7 @@ TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOpti
   seconds.unmap = giving_away.seconds_unmapping();
   seconds.release = giving_away.seconds_releasing();
   seconds.copy = watch.lap() - seconds.digest - seconds.provision - seconds.unmap - seconds.release;
+  tripwires::lay(claims);
   claims.note_memory_after();
   seconds.total = watch.total();
   records.complete(seconds, report);

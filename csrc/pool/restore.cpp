@@ -13,8 +13,14 @@ namespace fencepool {
 // What one segment is about to get. Dies in reverse order: unmapped, then given back.
 struct Restore::Staged {
   explicit Staged(Segment& target) : segment(target) {}
-  // Takes the stand-in from the segment's addresses, which device memory is about to get.
+  // Takes the stand-in, or a debugging page, from the segment's addresses, which device memory is about to
+  // get.
   void hide() {
+    if (segment.tripwire != nullptr) {
+      const CUresult status = segment.tripwire->unmap();
+      if (status != CUDA_SUCCESS) throw segment.range.device().driver().failure(Call::cuMemUnmap, status);
+      segment.tripwire.reset();
+    }
     if (segment.shown == nullptr) return;
     const CUresult status = segment.shown->unmap();
     if (status != CUDA_SUCCESS) throw segment.range.device().driver().failure(Call::cuMemUnmap, status);

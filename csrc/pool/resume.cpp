@@ -6,6 +6,7 @@
 #include "base/problems.h"
 #include "pool/incoming.h"
 #include "pool/stand_ins.h"
+#include "pool/tripwires.h"
 
 namespace fencepool {
 namespace {
@@ -166,6 +167,7 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   take_all_memory(restores, options.wait, options.interrupt);
   const double created = watch.lap();
   const bool is_quiesced = quiesce_stand_ins(claims, options.interrupt);
+  tripwires::look(claims, report, options.interrupt);
   const double quiesced = watch.lap();
   for_each(restores, [](Restore& restore) { restore.map(); });
   const double mapped = watch.lap();

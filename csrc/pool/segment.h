@@ -7,6 +7,7 @@
 #include "owners/mapping.h"
 #include "pool/extents.h"
 #include "pool/stand_in.h"
+#include "pool/tripwire.h"
 
 namespace fencepool {
 
@@ -22,7 +23,8 @@ struct Segment {
   std::shared_ptr<StandIn> stand_in;  // of a resident pool; kept while active too
   std::unique_ptr<Physical> physical;
   std::unique_ptr<Mapping> mapping;
-  std::unique_ptr<Mapping> shown;  // the stand-in at these addresses, while paused
+  std::unique_ptr<Mapping> shown;      // the stand-in at these addresses, while paused
+  std::unique_ptr<Tripwire> tripwire;  // at these addresses while paused, for debugging
   Extents extents;
   std::uint64_t serial;  // rises with each segment of the process: allocation order
   std::size_t live_blocks = 0;

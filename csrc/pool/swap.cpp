@@ -9,6 +9,7 @@
 #include "pool/incoming.h"
 #include "pool/outgoing.h"
 #include "pool/stand_ins.h"
+#include "pool/tripwires.h"
 
 namespace fencepool {
 namespace {
@@ -301,6 +302,7 @@ SwapReport swap(const Pools& out_pools, const Pools& in_pools, const PauseOption
   PauseSeconds seconds;
   settle_work(out, pause_options);
   static_cast<void>(quiesce_stand_ins(in, interrupt));
+  tripwires::look(in, report.resumed, interrupt);
   seconds.quiesce = watch.lap();
   PauseRecords records(out);
   Exchange exchange(out, arrivals, pause_options, report.paused);
@@ -308,6 +310,7 @@ SwapReport swap(const Pools& out_pools, const Pools& in_pools, const PauseOption
   // Nothing can fail from here on.
   for (const auto& claim : out) claim->set_state(State::kPaused);
   arrivals.commit();
+  tripwires::lay(out);
   out.note_memory_after();
   in.note_memory_after();
   exchange.add_seconds(seconds);

@@ -28,14 +28,23 @@ struct DeviceMemoryChange {
   std::size_t free_before = 0, free_after = 0, total = 0;  // bytes, as the driver reports them
 };
 
+// What was written by mistake to a pool while it was paused; only looked for when debugging (tripwires.h).
+struct StrayWrites {
+  std::uint64_t id = 0;   // of the pool
+  std::size_t bytes = 0;  // of the page that differ from its pattern
+  std::size_t first = 0;  // offset of the first of them, modulo the page
+  std::size_t page = 0;   // bytes
+};
+
 struct TransitionReport {
   std::vector<PoolTransition> pools;
   std::vector<DeviceMemoryChange> memory;
   Phases seconds;
   std::size_t unreleased_bytes = 0;  // a pause only: what the driver refused to take back
   std::vector<std::string> notes;
-  bool is_host_held = false;     // a resume only: the host waited, as the driver cannot order contexts
-  std::shared_ptr<Fence> fence;  // a resume only
+  bool is_host_held = false;        // a resume only: the host waited, as the driver cannot order contexts
+  std::shared_ptr<Fence> fence;     // a resume only
+  std::vector<StrayWrites> strays;  // a resume only
 };
 
 // Streams of devices that may be capturing, besides the watched ones.

@@ -12,7 +12,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from fencepool import errors, host_driver
+from fencepool import debug, errors, host_driver
 from fencepool._streams import watch_stream
 from fencepool._version import __version__
 from fencepool.errors import (
@@ -87,6 +87,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "cuda_graph",
+    "debug",
     "disable",
     "driver_info",
     "errors",
@@ -108,6 +109,7 @@ __all__ = [
     "watch_stream",
 ]
 
+debug.from_environment()
 if os.environ.get("FENCEPOOL_STATUS_DIR"):
     importlib.import_module("fencepool.status_files").from_environment()
 

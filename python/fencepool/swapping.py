@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fencepool import _core, observing, transitions
+from fencepool import _core, debug, observing, transitions
 from fencepool.errors import UnknownTagError
 from fencepool.fences import parse_seconds
 from fencepool.pools import Pool, exclusive, known
@@ -122,5 +122,6 @@ def _swap(
             )
         seen_out.pools, seen_out.seconds = pool_transitions(paused), timings(paused["seconds"])
         seen_in.pools, seen_in.seconds = pool_transitions(resumed), timings(resumed["seconds"])
+        debug.note_pause({one["id"] for one in paused["pools"] if one["is_changed"]})
         seen_out.device_memory, seen_in.device_memory = device_memory(paused), device_memory(resumed)
         return Swapped(transitions._pause_report(paused), transitions._finish_resume(resumed, into, order))

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fencepool import _core, host_driver, observing
+from fencepool import _core, debug, host_driver, observing
 from fencepool import progress as bars
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
@@ -216,8 +216,9 @@ def _pause(
             report = _core.pause(cores, seconds, _captures(pools), discarded, _dead_bytes(unpaused))
         seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
         seen.device_memory = device_memory(report)
-    active = {pool._core.id for pool in unpaused}
-    return _pause_report(report), active & {one["id"] for one in report["pools"] if one["is_changed"]}
+    changed = {one["id"] for one in report["pools"] if one["is_changed"]}
+    debug.note_pause(changed)
+    return _pause_report(report), changed & {pool._core.id for pool in unpaused}
 
 
 def _dead_bytes(pools: list[Pool]) -> dict[int, int]:
@@ -281,7 +282,9 @@ def _finish_resume(report: dict[str, Any], pools: list[Pool], order: Order) -> R
     fence = Fence(report["fence"])
     changed = {one["id"] for one in report["pools"] if one["is_changed"]}
     _set_restoring([pool for pool in pools if pool._core.id in changed], fence, order)
+    strays = debug.note_resume(pools, report)
     _call_after_resume([pool for pool in pools if pool._core.id in changed])
+    debug.warn(strays, stacklevel=5)
     return Resumed(
         pools=pool_transitions(report),
         seconds=timings(report["seconds"]),
