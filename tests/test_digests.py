@@ -338,3 +338,32 @@ def test_dead_bytes_inside_a_block_are_neither_copied_nor_stored(machine, tag):
     fp.resume(tag)
     for begin, end in ((0, MIB), (3 * MIB, 5 * MIB + 100), (6 * MIB + 100, 8 * MIB)):
         assert_same(tensor[begin:end], expected[begin:end])
+
+
+def test_a_view_that_outlived_a_pause_is_not_trusted_after_its_death(machine, tag):
+    """It may have been written to after the pause that found it had stored everything anew."""
+    pool = kept(machine, tag)
+    tensor, expected = filled(pool, 2 * MIB)
+    fp.pause(tag)
+    view = pool.backup_of(tensor, copy=False)
+    fp.resume(tag)
+    fp.pause(tag)
+    fp.resume(tag)
+    view.fill_(7)
+    del view
+    assert copied(fp.pause(tag)) == 2 * MIB
+    fp.resume(tag, verify=True)
+    assert_same(tensor, expected)
+    assert copied(fp.pause(tag)) == 0  # nobody could have written to it since
+    fp.resume(tag)
+
+
+def test_preparing_while_paused_adds_nothing(machine, tag):
+    """Zeros and equal bytes take less host memory than what is live."""
+    pool = kept(machine, tag)
+    tensor = pool.empty((4 * MIB,), torch.uint8)
+    tensor.zero_()
+    fp.pause(tag)
+    assert pool.prepare() == 0
+    assert pool.status().host_bytes == 0
+    fp.resume(tag)

@@ -31,7 +31,10 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
 }  // namespace
 
 CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt)
-    : claim_(claim), digest_memory_(claim), image_(claim.plan_image(dead)) {
+    : claim_(claim),
+      digest_memory_(claim),
+      is_exposed_(claim.buffer().is_shared()),
+      image_(claim.plan_image(dead)) {
   if (claim.is_resident()) {
     Stopwatch watch;
     stand_ins_ = std::make_unique<StandIns>(claim, interrupt);
@@ -76,8 +79,7 @@ void CopyOut::place_by_digest(const Interrupt& interrupt) {
       block.is_digested = true;
     }
   }
-  // Whoever holds a view of the backup may have written to it.
-  if (claim_.buffer().is_shared()) claim_.set_stored(false);
+  if (is_exposed_) claim_.set_stored(false);
   Placed placed = place_blocks(blocks, claim_.stored(), digest_of_zeros());
   image_.swap(blocks);
   copies_.swap(placed.copies);
@@ -119,7 +121,7 @@ void CopyOut::keep(const Interrupt& interrupt) {
 }
 
 void CopyOut::commit() noexcept {
-  claim_.set_stored(claim_.has_digests());
+  claim_.set_stored(claim_.has_digests() && !is_exposed_);
   digest_memory_.keep();
   if (stand_ins_ != nullptr) stand_ins_->keep();
 }

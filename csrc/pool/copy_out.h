@@ -71,6 +71,9 @@ class CopyOut {
 
   Pool::Claim& claim_;
   DigestMemory digest_memory_;
+  // Somebody holds a view of the backup, and may have written to it or do so later: neither what it held nor
+  // what it gets now can be relied on by any other pause.
+  const bool is_exposed_;
   Image image_;
   Image copies_;                          // what of it is not in the backup yet
   std::size_t wanted_ = 0;                // bytes the backup has to have
