@@ -97,7 +97,8 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
   try {
     const Device::Scope scope(device_);
     Claim claim(shared_from_this(), "preparing", interrupt);
-    if (policy_.backup == Backup::kNone) return 0;
+    // What is paused needs no more than it has: equal bytes and zeros take less than what is live.
+    if (policy_.backup == Backup::kNone || claim.state() == State::kPaused) return 0;
     if (policy_.backup == Backup::kResident) {
       StandIns stand_ins(claim, interrupt);
       stand_ins.keep();
