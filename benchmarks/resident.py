@@ -82,7 +82,11 @@ def measure(where: Device, words: int, cycles: int) -> dict[str, list[float]]:
         where.synchronize()
         free = where.free_bytes()
         timed("pause", lambda: fp.pause(TAG))
-        require(where.free_bytes() - free >= words * 8, "the pause has not released the device memory")
+        # But for the device's page tables of the host memory.
+        released = where.free_bytes() - free
+        require(
+            released >= 0.97 * words * 8, f"the pause released {released} bytes of {words * 8} on the device"
+        )
         require(int(timed("paused: kernel reads", tensor.sum)) == wanted, "a kernel has read other contents")
         view = pool.backup_of(tensor, copy=False)
         require(

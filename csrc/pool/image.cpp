@@ -31,39 +31,45 @@ struct Missing {
 bool is_equal(const Piece& a, const Piece& b) { return a.digest == b.digest && a.size == b.size; }
 
 // Finds missing blocks by contents: open addressing, since a node for each of a hundred thousand blocks is
-// slow.
+// slow. A slot holds half of the digest, so that blocks which differ are told apart without a look at them.
 class ByContents {
  public:
   explicit ByContents(std::vector<Missing>& missing) : missing_(missing) {
     std::size_t size = 16;
     while (size < 2 * missing.size()) size *= 2;
-    slots_.assign(size, kNone);
+    slots_.assign(size, {0, kNone});
   }
   // The first missing block equal to it; null when there is none.
   Missing* find(const Piece& piece) {
-    const std::size_t at = slots_[slot_of(piece)];
+    const std::size_t at = slots_[slot_of(piece)].index;
     return at == kNone ? nullptr : &missing_[at];
   }
   // The first one equal to block number `index`, which may be itself.
   std::size_t add(std::size_t index) {
-    std::size_t& slot = slots_[slot_of(*missing_[index].block)];
-    if (slot == kNone) slot = index;
-    return slot;
+    const Piece& block = *missing_[index].block;
+    Slot& slot = slots_[slot_of(block)];
+    if (slot.index == kNone) slot = {block.digest.second, index};
+    return slot.index;
   }
 
  private:
   static constexpr std::size_t kNone = ~std::size_t{0};
+  struct Slot {
+    std::uint64_t half;
+    std::size_t index;
+  };
 
   std::size_t slot_of(const Piece& piece) const {
-    std::size_t slot = piece.digest.first & (slots_.size() - 1);
-    while (slots_[slot] != kNone && !is_equal(*missing_[slots_[slot]].block, piece)) {
-      slot = (slot + 1) & (slots_.size() - 1);
+    std::size_t at = piece.digest.first & (slots_.size() - 1);
+    for (;; at = (at + 1) & (slots_.size() - 1)) {
+      const Slot& slot = slots_[at];
+      if (slot.index == kNone) return at;
+      if (slot.half == piece.digest.second && is_equal(*missing_[slot.index].block, piece)) return at;
     }
-    return slot;
   }
 
   std::vector<Missing>& missing_;
-  std::vector<std::size_t> slots_;
+  std::vector<Slot> slots_;
 };
 
 // Hands out what lies between the positions in use, then what lies behind them.
@@ -134,6 +140,7 @@ std::vector<Missing> find_missing(Image& blocks, const Image& stored, const dige
 
 // Where the missing blocks' contents are stored under another block.
 void find_elsewhere(std::vector<Missing>& missing, const Image& stored, Used& used) {
+  if (missing.empty()) return;
   ByContents by_contents(missing);
   for (std::size_t i = 0; i < missing.size(); ++i) missing[i].same = by_contents.add(i);
   for (const auto& [segment, pieces] : stored) {
