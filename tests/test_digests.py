@@ -367,3 +367,34 @@ def test_preparing_while_paused_adds_nothing(machine, tag):
     assert pool.prepare() == 0
     assert pool.status().host_bytes == 0
     fp.resume(tag)
+
+
+def scattered(pool):
+    """Small tensors, far apart in the backup: what lay between them is dead, and new blocks do not fit."""
+    between, pins, spacing = [], [], []
+    for number in range(16):
+        between.append(filled(pool, BLOCK // 2, seed=number)[0])
+        spacing.append(pool.empty((BLOCK // 2,), torch.uint8))
+        pins.append(filled(pool, 512, seed=100 + number))
+        spacing.append(pool.empty((BLOCK - 512,), torch.uint8))
+    return between, pins, spacing
+
+
+@pytest.mark.parametrize("is_budget_spent", [False, True])
+def test_gaps_that_nothing_fits_into_do_not_let_the_backup_grow(machine, tag, is_budget_spent):
+    pool = kept(machine, tag)
+    between, tensors, spacing = scattered(pool)
+    spacing.clear()
+    fp.pause(tag)
+    fp.resume(tag)
+    stored = pool.status().host_bytes
+    if is_budget_spent:  # then a single gap is too much
+        tensors += [(tensor, tensor.cpu().clone()) for tensor in between[2:]]
+        fp.set_host_budget(_core.host_memory_used())
+    between.clear()
+    tensors.append(filled(pool, BLOCK if is_budget_spent else 2 * MIB))
+    fp.pause(tag)
+    assert pool.status().host_bytes <= max(stored, sum(tensor.numel() for tensor, _ in tensors) + 4 * KIB)
+    fp.resume(tag, verify=True)
+    for tensor, expected in tensors:
+        assert_same(tensor, expected)

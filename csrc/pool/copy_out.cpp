@@ -28,6 +28,19 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
   }
 }
 
+bool is_beyond_budget(std::size_t bytes) {
+  const auto budget = host_budget::get();
+  return budget && host_budget::used() + bytes > *budget;
+}
+
+// Gaps between what stays add up, where what comes later is too large for them. Whether they are why the
+// backup would have to grow: then it costs less to copy everything anew, one after the other.
+bool is_scattered(const Image& blocks, std::size_t end, std::size_t capacity) {
+  if (end <= capacity) return false;
+  const std::size_t gaps = end - bytes_stored(blocks);
+  return gaps > 0 && (gaps > end / 8 || is_beyond_budget(end - capacity));
+}
+
 }  // namespace
 
 CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt)
@@ -81,6 +94,9 @@ void CopyOut::place_by_digest(const Interrupt& interrupt) {
   }
   if (is_exposed_) claim_.set_stored(false);
   Placed placed = place_blocks(blocks, claim_.stored(), digest_of_zeros());
+  if (is_scattered(blocks, placed.end, claim_.buffer().capacity())) {
+    placed = place_blocks(blocks, nullptr, digest_of_zeros());
+  }
   image_.swap(blocks);
   copies_.swap(placed.copies);
   wanted_ = placed.end;

@@ -72,18 +72,25 @@ class ByContents {
   std::vector<Slot> slots_;
 };
 
+constexpr std::size_t kUnplaced = kZeros - 1;
+
+// Each place that blocks are stored at, once and in order: position and size.
+std::vector<std::pair<std::size_t, std::size_t>> places_of(const Image& blocks) {
+  std::vector<std::pair<std::size_t, std::size_t>> places;
+  for (const auto& [segment, pieces] : blocks) {
+    for (const Piece& piece : pieces) {
+      if (piece.position < kUnplaced) places.emplace_back(piece.position, piece.size);
+    }
+  }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  return places;
+}
+
 // Hands out what lies between the positions in use, then what lies behind them.
 class Gaps {
  public:
-  explicit Gaps(const Image& blocks) {
-    for (const auto& [segment, pieces] : blocks) {
-      for (const Piece& piece : pieces) {
-        if (piece.position < kUnplaced) used_.emplace_back(piece.position, piece.size);
-      }
-    }
-    std::sort(used_.begin(), used_.end());
-    used_.erase(std::unique(used_.begin(), used_.end()), used_.end());
-  }
+  explicit Gaps(const Image& blocks) : used_(places_of(blocks)) {}
   std::size_t take(std::size_t size) {
     while (next_ < used_.size() && used_[next_].first < at_ + size) {
       at_ = std::max(at_, used_[next_].first + used_[next_].second);
@@ -92,10 +99,8 @@ class Gaps {
     return std::exchange(at_, at_ + size);
   }
 
-  static constexpr std::size_t kUnplaced = kZeros - 1;
-
  private:
-  std::vector<std::pair<std::size_t, std::size_t>> used_;  // position and size, in order
+  const std::vector<std::pair<std::size_t, std::size_t>> used_;
   std::size_t next_ = 0;
   std::size_t at_ = 0;
 };
@@ -130,7 +135,7 @@ std::vector<Missing> find_missing(Image& blocks, const Image& stored, const dige
         block.position = home->position;
         used.add(block.position);
       } else {
-        block.position = Gaps::kUnplaced;
+        block.position = kUnplaced;
         missing.push_back({segment, &block, home, 0, false});
       }
     }
@@ -162,6 +167,12 @@ std::size_t bytes_of(const Image& image) {
   for (const auto& [segment, pieces] : image) {
     for (const Piece& piece : pieces) bytes += piece.size;
   }
+  return bytes;
+}
+
+std::size_t bytes_stored(const Image& image) {
+  std::size_t bytes = 0;
+  for (const auto& [position, size] : places_of(image)) bytes += size;
   return bytes;
 }
 

@@ -25,6 +25,9 @@ using Image = std::map<std::uint64_t, std::vector<Piece>>;
 
 std::size_t bytes_of(const Image& image);  // of contents, whatever is stored
 
+// Of what is stored: equal contents once, zeros not at all.
+std::size_t bytes_stored(const Image& image);
+
 // Appends a run, to the last one where it goes on both here and in the backup.
 void append_run(std::vector<Piece>& runs, const Piece& piece);
 
