@@ -78,9 +78,9 @@ class World:
         self.result = fp.pause(*tags, discard=discard)
         self.discarded = set(discard)
 
-    def resume(self, *tags: str, order: str = "context") -> None:
+    def resume(self, *tags: str, order: str = "context", verify: bool = False) -> None:
         paused = [held for held in self.held if held.pool.tag in tags and held.pool.state == "paused"]
-        self.result = fp.resume(*tags, order=order)
+        self.result = fp.resume(*tags, order=order, verify=verify)
         self.restored(paused)
 
     def restored(self, paused: list[Held]) -> None:
