@@ -398,3 +398,31 @@ def test_gaps_that_nothing_fits_into_do_not_let_the_backup_grow(machine, tag, is
     fp.resume(tag, verify=True)
     for tensor, expected in tensors:
         assert_same(tensor, expected)
+
+
+def test_reading_zeros_takes_no_memory_of_their_size(machine, tag):
+    pool = kept(machine, tag)
+    tensor = pool.empty((4 * MIB,), torch.uint8)
+    tensor.zero_()
+    tensor[MIB + 5] = 1
+    fp.pause(tag)
+    parts = pool._core.backup_of(tensor.data_ptr(), 4 * MIB, False)
+    starts = [torch.utils.dlpack.from_dlpack(part.to_dlpack()).data_ptr() for part in parts]
+    assert len(set(starts)) == 2  # one block of zeros, and the one that is stored
+    assert_same(pool.backup_of(tensor).nonzero().view(-1), torch.tensor([MIB + 5]))
+    del parts
+    fp.resume(tag)
+
+
+def test_digests_of_more_runs_than_a_launch_takes(machine, tag):
+    pool = kept(machine, tag)
+    tensors, spacing = [], []
+    for number in range(130):
+        tensors.append(filled(pool, 512, seed=number))
+        spacing.append(pool.empty((BLOCK // 2,), torch.uint8))
+    spacing.clear()
+    for expected in (130 * 512, 0):
+        assert copied(fp.pause(tag)) == expected
+        fp.resume(tag, verify=True)
+    for tensor, contents in tensors:
+        assert_same(tensor, contents)

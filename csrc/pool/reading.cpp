@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "digest/format.h"
 #include "pool/claim.h"
 #include "pool/pool.h"
 
@@ -17,7 +18,8 @@ Error not_backed_up(const Pool& pool, std::size_t size, const std::string& why) 
 // Appends a run of bytes, to the last part where it goes on there.
 void append(std::vector<BackupPart>& parts, std::shared_ptr<const HostChunk> chunk, const char* start,
             std::size_t size) {
-  if (!parts.empty() && parts.back().start + parts.back().size == start) {
+  const bool goes_on = !parts.empty() && parts.back().zeros == nullptr;
+  if (goes_on && parts.back().start + parts.back().size == start) {
     if (parts.back().chunks.back() != chunk) parts.back().chunks.push_back(std::move(chunk));
     parts.back().size += size;
   } else {
@@ -25,10 +27,11 @@ void append(std::vector<BackupPart>& parts, std::shared_ptr<const HostChunk> chu
   }
 }
 
-void append_zeros(std::vector<BackupPart>& parts, std::size_t size) {
-  std::shared_ptr<const char> zeros(new char[size](), std::default_delete<const char[]>());
-  const char* const start = zeros.get();
-  parts.push_back({{}, std::move(zeros), start, size});
+// All of them share one block of zeros, made for the first: what is stored nowhere is a block or a part of
+// one.
+void append_zeros(std::vector<BackupPart>& parts, std::shared_ptr<const char>& zeros, std::size_t size) {
+  if (zeros == nullptr) zeros.reset(new char[digest::kBlock](), std::default_delete<const char[]>());
+  parts.push_back({{}, zeros, zeros.get(), size});
 }
 
 // Calls `use` with each piece of a segment that lies in [offset, end), and that part of it. Returns how far
@@ -66,13 +69,14 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, b
   const std::size_t offset = address - found->range.address();
   if (policy_.backup == Backup::kResident) return stand_in_of(*found, offset, size);
   std::vector<BackupPart> parts;
+  std::shared_ptr<const char> zeros;
   const std::size_t end = offset + size;
   const auto pieces = claim.image().find(found->serial);
   std::size_t reached = offset;
   if (pieces != claim.image().end()) {
     reached =
         for_each_piece(pieces->second, offset, end, [&](Piece& piece, std::size_t inside, std::size_t part) {
-          if (piece.position == kZeros) return append_zeros(parts, part);
+          if (piece.position == kZeros) return append_zeros(parts, zeros, part);
           for (std::size_t done = 0; done < part;) {
             const HostBuffer::Place place = claim.buffer().place(piece.position + inside + done, part - done);
             append(parts, claim.buffer().share(place.chunk), place.address, place.size);

@@ -263,7 +263,9 @@ void Restore::verify(const Interrupt& interrupt) {
     for (const Extent& run : runs) pass.add(segment.range.address() + run.offset, run.offset, run.size);
   }
   if (unknown > 0 && blocks.empty()) {
-    throw Error(Kind::kUnavailable, "its backup was taken without digests, so it cannot be verified");
+    throw Error(
+        Kind::kUnavailable,
+        "its backup has no digests to verify it by: it was taken without, or there are views of all of it");
   }
   pass.submit();
   const digest::Digest* found = pass.wait(interrupt);
