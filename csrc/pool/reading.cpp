@@ -18,7 +18,7 @@ Error not_backed_up(const Pool& pool, std::size_t size, const std::string& why) 
 // Appends a run of bytes, to the last part where it goes on there.
 void append(std::vector<BackupPart>& parts, std::shared_ptr<const HostChunk> chunk, const char* start,
             std::size_t size) {
-  const bool goes_on = !parts.empty() && parts.back().zeros == nullptr;
+  const bool goes_on = !parts.empty() && parts.back().owner == nullptr;
   if (goes_on && parts.back().start + parts.back().size == start) {
     if (parts.back().chunks.back() != chunk) parts.back().chunks.push_back(std::move(chunk));
     parts.back().size += size;
