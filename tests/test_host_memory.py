@@ -20,8 +20,8 @@ def resident() -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_a_backup_costs_what_is_live_and_no_more(machine, keeping, tag):
-    pool = fp.pool(tag, machine.device, **keeping.options)
+def test_a_backup_costs_what_is_live_and_no_more(machine, pinned, tag):
+    pool = fp.pool(tag, machine.device, **pinned.options)
     large, _ = filled(pool, 5 * MIB + 100)  # no rounding to 8 MiB, nor to the segment's 6
     small, _ = filled(pool, 1000)
     dead, _ = filled(pool, 3 * MIB)
@@ -70,8 +70,8 @@ def test_a_pool_without_backup_costs_no_host_memory(machine, tag):
         del tensor
 
 
-def test_prepare_takes_what_the_first_pause_will_need(machine, keeping, tag):
-    pool = fp.pool(tag, machine.device, **keeping.options)
+def test_prepare_takes_what_the_first_pause_will_need(machine, pinned, tag):
+    pool = fp.pool(tag, machine.device, **pinned.options)
     tensor, before = filled(pool, 3 * MIB)
     assert pool.prepare() == 3 * MIB
     assert pool.prepare() == 0
@@ -112,9 +112,9 @@ def test_trim_is_refused_while_the_backup_holds_the_contents(machine, keeping, t
     assert_same(tensor, before)
 
 
-def test_resident_memory_falls_when_the_backup_goes_back(host, keeping, tag):
+def test_resident_memory_falls_when_the_backup_goes_back(host, pinned, tag):
     size = 128 * MIB
-    pool = fp.pool(tag, "cpu", **keeping.options)
+    pool = fp.pool(tag, "cpu", **pinned.options)
     tensor = pool.empty((size // 8,), dtype=torch.int64)
     torch.arange(tensor.numel(), out=tensor)  # no two blocks are equal
     start = resident()
@@ -186,9 +186,9 @@ def test_the_host_is_full_in_the_middle_of_a_pause(retain):
     children.run_silently(FULL.format(retain=retain))
 
 
-def test_host_memory_that_cannot_be_pinned_is_a_lack_of_host_memory(host, keeping, tag):
+def test_host_memory_that_cannot_be_pinned_is_a_lack_of_host_memory(host, pinned, tag):
     """What CUDA calls OUT_OF_MEMORY there is the host's, not the device's."""
-    pool = fp.pool(tag, "cpu", **keeping.options)
+    pool = fp.pool(tag, "cpu", **pinned.options)
     tensor, before = filled(pool, 2 * MIB)
     for call in (lambda: fp.pause(tag), pool.prepare):
         _core.arm_fault("host", "cuMemHostRegister", 1, False, 2)
@@ -204,8 +204,8 @@ def test_host_memory_that_cannot_be_pinned_is_a_lack_of_host_memory(host, keepin
 
 
 @pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
-def test_a_failing_pause_names_the_pool(host, keeping, tag, call):
-    pool = fp.pool(tag, "cpu", **keeping.options)
+def test_a_failing_pause_names_the_pool(host, pinned, tag, call):
+    pool = fp.pool(tag, "cpu", **pinned.options)
     tensor, before = filled(pool, 2 * MIB)
     _core.arm_fault("host", call, 1, False, 999)
     with pytest.raises(fp.DriverError) as caught:
@@ -219,8 +219,8 @@ def test_a_failing_pause_names_the_pool(host, keeping, tag, call):
 @pytest.mark.parametrize(
     "call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuEventRecord"]
 )
-def test_a_failing_resume_names_the_pool(host, keeping, tag, call):
-    pool = fp.pool(tag, "cpu", **keeping.options)
+def test_a_failing_resume_names_the_pool(host, pinned, tag, call):
+    pool = fp.pool(tag, "cpu", **pinned.options)
     tensor, before = filled(pool, 2 * MIB)
     fp.pause(tag)
     _core.arm_fault("host", call, 1, False, 999)

@@ -302,8 +302,8 @@ def test_registrations_elsewhere_are_undone_and_redone(machine, pool):
 
 
 @pytest.mark.parametrize("size", [MIB + 512, 5 * MIB, 9 * MIB + 1024, 33 * MIB])
-def test_a_backup_is_not_rounded_to_powers_of_two(machine, keeping, tag, size):
-    pool = fp.pool(tag, machine.device, **keeping.options)
+def test_a_backup_is_not_rounded_to_powers_of_two(machine, pinned, tag, size):
+    pool = fp.pool(tag, machine.device, **pinned.options)
     tensor, _ = filled(pool, size)
     fp.pause(tag)
     assert pool.status().host_bytes == size

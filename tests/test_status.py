@@ -27,7 +27,7 @@ def test_the_status_of_a_pool_through_a_cycle(machine, pool, policy):
         "bytes_used": 0,
         "bytes_backed_up": 0,
         "host_bytes": 0,
-        "digests": policy.keeps_contents,
+        "digests": policy.backup == "host",
         "pending_frees": 0,
         "last_pause": None,
         "last_resume": None,
@@ -43,13 +43,14 @@ def test_the_status_of_a_pool_through_a_cycle(machine, pool, policy):
     status = pool.status()
     contents = 3 * MIB + 1024 if policy.keeps_contents else 0
     assert (status.state, status.bytes_mapped, status.bytes_used) == ("paused", 0, 3 * MIB + 1024)
-    assert (status.bytes_backed_up, status.host_bytes) == (contents, contents)
+    host_bytes = status.bytes_reserved if policy.backup == "resident" else contents
+    assert (status.bytes_backed_up, status.host_bytes) == (contents, host_bytes)
     assert status.last_pause["total"] > 0
 
     fp.resume(pool.tag)
     status = pool.status()
     assert (status.state, status.bytes_backed_up) == ("active", 0)
-    assert status.host_bytes == (contents if policy.retain else 0)
+    assert status.host_bytes == (host_bytes if policy.retain else 0)
     assert status.last_resume["total"] > 0
     with pytest.raises(TypeError):
         status.last_resume["total"] = 0
