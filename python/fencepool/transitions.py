@@ -86,9 +86,10 @@ def resume(
     devices, on any stream and by any graph replay, runs after them (CUDA Driver API, cuCtxWaitEvent). On
     the embedded driver the CPU itself is what runs later, so the call returns when they have ended
     (see :func:`fencepool.host_driver.configure`). With ``order="explicit"`` only those who wait on the
-    fence are ordered. Resuming what is active does nothing and says so. Thread-safe. When it raises, but for
-    :class:`CallbackError`, every pool is paused as it was, its contents in the backup, and the call can be
-    made again.
+    fence are ordered. For a pool with a resident backup it first waits for all work in flight on the
+    device, which may be using the host memory; so it does with ``FENCEPOOL_DEBUG=1``. Resuming what is
+    active does nothing and says so. Thread-safe. When it raises, but for :class:`CallbackError`, every pool
+    is paused as it was, its contents in the backup, and the call can be made again.
 
     Args:
         tags: no tags mean every pool.
