@@ -52,6 +52,7 @@ std::pair<std::vector<py::bytes>, double> on_device(const std::string& provider,
     found.assign(first, first + blocks);
   }
   std::vector<py::bytes> digests;
+  digests.reserve(found.size());
   for (const digest::Digest& one : found) digests.push_back(bytes_of(one));
   return {std::move(digests), seconds};
 }

@@ -37,7 +37,7 @@ void draw(std::uint64_t& element) {
 }
 
 Key draw_key() {
-  Key key;
+  Key key{};
   fill_with_random(key.words, sizeof key.words);
   for (std::size_t i = 0; i < 2; ++i) {
     draw(key.point[i]);
@@ -125,10 +125,9 @@ std::uint64_t blocks_in(std::uint64_t bytes, std::uint32_t head) noexcept {
 }
 
 BlockPlace place_of(const Launch& launch, std::uint32_t block) noexcept {
-  const Run* const after =
-      std::upper_bound(launch.run, launch.run + launch.runs, block,
-                       [](std::uint32_t wanted, const Run& run) { return wanted < run.first_block; });
-  const Run& run = *(after - 1);
+  std::uint32_t at = 0;  // the last run that begins at or before the block
+  while (at + 1 < launch.runs && launch.run[at + 1].first_block <= block) ++at;
+  const Run& run = launch.run[at];
   const std::uint32_t inside = block - run.first_block;
   const std::uint64_t begin = inside == 0 ? 0 : run.head + std::uint64_t{inside - 1} * kBlock;
   const std::uint64_t longest = inside == 0 ? run.head : kBlock;

@@ -9,7 +9,8 @@ asm(".pushsection .rodata\n"
     "\"\n"
     ".byte 0\n"
     ".popsection\n");
-extern "C" __attribute__((visibility("hidden"))) const char fencepool_kernel_image[];
+extern "C" __attribute__((visibility("hidden")))
+const char fencepool_kernel_image[];  // NOLINT(readability-identifier-naming)
 #endif
 
 namespace fencepool::digest {

@@ -11,9 +11,9 @@ namespace fencepool {
 
 // A run of bytes of a segment. With digests each is a block of the segment's grid, or a part of one.
 struct Piece {
-  std::size_t offset;    // bytes from the segment's start
-  std::size_t size;      // bytes
-  std::size_t position;  // in the backup, or kZeros
+  std::size_t offset = 0;    // bytes from the segment's start
+  std::size_t size = 0;      // bytes
+  std::size_t position = 0;  // in the backup, or kZeros
   digest::Digest digest{};
   bool is_digested = false;  // `digest` is what the contents have
 };

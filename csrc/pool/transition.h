@@ -54,8 +54,8 @@ struct PauseOptions {
   double timeout = 60;  // seconds for the work in flight to end; negative: no limit
   StreamsByDevice streams;
   Interrupt interrupt;
-  std::set<std::uint64_t> discarded;  // ids of pools whose contents this pause drops, backup or not
-  std::map<CUdeviceptr, std::size_t> dead = {};  // bytes of live blocks that hold nothing: start to size
+  std::set<std::uint64_t> discarded;        // ids of pools whose contents this pause drops, backup or not
+  std::map<CUdeviceptr, std::size_t> dead;  // bytes of live blocks that hold nothing: start to size
 };
 
 // Releases the device memory of all `pools`, contents first where their policy says so.
