@@ -43,8 +43,8 @@ def test_a_view_of_a_backup_counts_for_as_long_as_it_keeps_the_memory(machine, t
     assert fp.host_memory().used == before
 
 
-def test_beyond_the_budget_nothing_is_paused_copied_or_taken(machine, keeping, new_tag):
-    small, large = (fp.pool(new_tag(), machine.device, **keeping.options) for _ in range(2))
+def test_beyond_the_budget_nothing_is_paused_copied_or_taken(machine, pinned, new_tag):
+    small, large = (fp.pool(new_tag(), machine.device, **pinned.options) for _ in range(2))
     held = [filled(small, MIB, 1), filled(large, 4 * MIB, 2)]
     used = fp.host_memory().used
     fp.set_host_budget(used + 4 * MIB)
@@ -71,8 +71,28 @@ def test_beyond_the_budget_nothing_is_paused_copied_or_taken(machine, keeping, n
         assert_same(tensor, contents)
 
 
-def test_prepare_keeps_to_the_budget(machine, keeping, tag):
-    pool = fp.pool(tag, machine.device, **keeping.options)
+def test_host_memory_that_stands_at_addresses_counts_by_whole_segments(host, new_tag):
+    pools = [fp.pool(new_tag(), "cpu", backup="resident") for _ in range(2)]
+    held = [filled(pool, MIB, seed) for seed, pool in enumerate(pools)]
+    used = fp.host_memory().used
+    fp.set_host_budget(used + 3 * MIB)
+    with pytest.raises(fp.HostMemoryError) as caught:
+        fp.pause(*(pool.tag for pool in pools))
+    assert (caught.value.pool, caught.value.bytes_wanted) == (pools[1].tag, 4 * MIB)
+    assert fp.host_memory().used == used
+    fp.pause(pools[0].tag)
+    assert fp.host_memory().used == used + 2 * MIB
+    with pytest.raises(fp.HostMemoryError):
+        pools[1].prepare()
+    fp.resume(pools[0].tag)
+    pools[0].trim()
+    assert fp.host_memory().used == used
+    for tensor, contents in held:
+        assert_same(tensor, contents)
+
+
+def test_prepare_keeps_to_the_budget(machine, pinned, tag):
+    pool = fp.pool(tag, machine.device, **pinned.options)
     tensor, _ = filled(pool, 2 * MIB)
     fp.set_host_budget(fp.host_memory().used + MIB)
     with pytest.raises(fp.HostMemoryError, match="budget") as caught:

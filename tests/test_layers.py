@@ -100,13 +100,13 @@ def test_a_stream_that_waits_for_a_part_sees_the_contents(there, keeping, tag):
         assert there.read(scratch.data_ptr(), MIB) == bytes(before.numpy())
 
 
-def test_small_tensors_and_gaps_between_them(there, keeping, tag):
-    pool = fp.pool(tag, there.device, **keeping.options)
+def test_small_tensors_and_gaps_between_them(there, pinned, tag):
+    pool = fp.pool(tag, there.device, **pinned.options)
     held = [filled(pool, 100_000, seed) for seed in range(12)]
     del held[3:6]
     eventually(lambda: pool.status().pending_frees == 0, "the freed tensors are given back")
     fp.pause(tag)
-    latch = None if keeping.name == "host-once" else there.hold_context()  # a resume without retain waits
+    latch = None if pinned.name == "host-once" else there.hold_context()  # a resume without retain waits
     resumed = fp.resume(tag, order="explicit")
     parts = [resumed.fence_for(tensor) for tensor, _ in held]
     if latch is not None:

@@ -428,8 +428,8 @@ def test_it_is_told_as_a_pause_and_a_resume(machine, tags):
 
 @pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemCreate", "cuMemSetAccess"])
 @pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
-def test_a_failing_swap_names_the_pool(host, keeping, tags, call, is_tight):
-    pair = Pair(host, tags, keeping.options, keeping.options)
+def test_a_failing_swap_names_the_pool(host, pinned, tags, call, is_tight):
+    pair = Pair(host, tags, pinned.options, pinned.options)
     if is_tight:
         pair.leave_free(0)
     _core.arm_fault("host", call, 1, False, 999)

@@ -49,9 +49,6 @@ CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& int
       is_exposed_(claim.buffer().is_shared()),
       image_(claim.plan_image(dead)) {
   if (claim.is_resident()) {
-    Stopwatch watch;
-    stand_ins_ = std::make_unique<StandIns>(claim, interrupt);
-    seconds_waited_ = watch.total();
     copies_ = image_;
     return;
   }
@@ -65,7 +62,10 @@ CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& int
   }
 }
 
-std::size_t CopyOut::bytes_missing() const { return wanted_ - std::min(wanted_, claim_.buffer().capacity()); }
+std::size_t CopyOut::bytes_missing() const {
+  if (claim_.is_resident()) return StandIns::bytes_missing(claim_);
+  return wanted_ - std::min(wanted_, claim_.buffer().capacity());
+}
 
 CopyOut::~CopyOut() {
   if (bytes_ == 0 || drain(claim_)) return;
@@ -103,7 +103,13 @@ void CopyOut::place_by_digest(const Interrupt& interrupt) {
 }
 
 void CopyOut::start(const Interrupt& interrupt) {
-  if (stand_ins_ == nullptr) provision_ = std::make_unique<Provision>(claim_.buffer(), wanted_);
+  if (claim_.is_resident()) {
+    Stopwatch watch;
+    stand_ins_ = std::make_unique<StandIns>(claim_, interrupt);
+    seconds_waited_ += watch.total();
+  } else {
+    provision_ = std::make_unique<Provision>(claim_.buffer(), wanted_);
+  }
   if (!copies_.empty()) claim_.set_stored(false);  // from here on it is being overwritten
   std::vector<Segment*> batch;
   std::size_t batch_bytes = 0;

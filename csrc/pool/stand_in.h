@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/host_budget.h"
 #include "base/interrupt.h"
 #include "owners/mapping.h"
 
@@ -13,8 +14,9 @@ namespace fencepool {
 struct StandIn {
   // Throws kHostMemory. CUDA Driver API, cuMemCreate with CU_MEM_LOCATION_TYPE_HOST_NUMA.
   StandIn(Device& device, std::size_t size)
-      : memory(device, size, Where::kHost), window(device, size), mapping(window, memory) {}
+      : charge(size), memory(device, size, Where::kHost), window(device, size), mapping(window, memory) {}
 
+  host_budget::Charge charge;
   Physical memory;
   Range window;
   Mapping mapping;

@@ -9,12 +9,10 @@ namespace fencepool {
 
 StandIns::StandIns(Pool::Claim& claim, const Interrupt& interrupt) : claim_(claim) {
   std::vector<Segment*> lacking;
-  std::size_t bytes = 0;
   for (Segment* segment : claim.segments()) {
-    if (segment->stand_in != nullptr) continue;
-    lacking.push_back(segment);
-    bytes += segment->range.size();
+    if (segment->stand_in == nullptr) lacking.push_back(segment);
   }
+  const std::size_t bytes = bytes_missing(claim);
   if (lacking.empty()) return;
   host_memory::Promise promise(bytes);
   made_.reserve(lacking.size());
@@ -30,6 +28,14 @@ StandIns::StandIns(Pool::Claim& claim, const Interrupt& interrupt) : claim_(clai
     throw;
   }
   bytes_added_ = bytes;
+}
+
+std::size_t StandIns::bytes_missing(const Pool::Claim& claim) {
+  std::size_t bytes = 0;
+  for (const Segment* segment : claim.segments()) {
+    if (segment->stand_in == nullptr) bytes += segment->range.size();
+  }
+  return bytes;
 }
 
 StandIns::~StandIns() {

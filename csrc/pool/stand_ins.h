@@ -18,6 +18,8 @@ class StandIns {
   StandIns(const StandIns&) = delete;
   StandIns& operator=(const StandIns&) = delete;
 
+  // Host memory that the segments without one will take.
+  static std::size_t bytes_missing(const Pool::Claim& claim);
   void keep() noexcept { made_.clear(); }
   std::size_t bytes_added() const { return bytes_added_; }
 

@@ -285,7 +285,7 @@ def _finish_resume(report: dict[str, Any], pools: list[Pool], order: Order) -> R
     _set_restoring([pool for pool in pools if pool._core.id in changed], fence, order)
     strays = debug.note_resume(pools, report)
     _call_after_resume([pool for pool in pools if pool._core.id in changed])
-    debug.warn(strays, stacklevel=5)
+    debug.warn(strays, stacklevel=4)
     return Resumed(
         pools=pool_transitions(report),
         seconds=timings(report["seconds"]),
