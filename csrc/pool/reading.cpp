@@ -1,5 +1,6 @@
 // Reading what a paused pool holds from its backup.
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "digest/format.h"
@@ -30,7 +31,10 @@ void append(std::vector<BackupPart>& parts, std::shared_ptr<const HostChunk> chu
 // All of them share one block of zeros, made for the first: what is stored nowhere is a block or a part of
 // one.
 void append_zeros(std::vector<BackupPart>& parts, std::shared_ptr<const char>& zeros, std::size_t size) {
-  if (zeros == nullptr) zeros.reset(new char[digest::kBlock](), std::default_delete<const char[]>());
+  if (zeros == nullptr) {
+    const auto block = std::make_shared<std::array<char, digest::kBlock>>();
+    zeros = {block, block->data()};
+  }
   parts.push_back({{}, zeros, zeros.get(), size});
 }
 
