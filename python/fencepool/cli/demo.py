@@ -151,7 +151,9 @@ class Demo:
         )
         if not self._report.released:
             self._report.released, self._report.unreleased, self._report.backed_up = released, missing, copied
-        what = f"{size(released)} given back, {size(copied)} kept on the host"
+        # The second time nothing has changed, and the backup is still true.
+        kept = f"{size(copied)} copied to the host" if copied else "nothing to copy, as nothing changed"
+        what = f"{size(released)} given back, {kept}"
         return what, f"{size(missing)} short" if missing else "released"
 
     def _resume(self) -> tuple[str, str]:
