@@ -48,7 +48,7 @@ def is_usable(include: Path) -> bool:
     return version is not None and version >= MINIMUM
 
 
-def _toolkits(environ: Mapping[str, str]) -> Iterator[Path]:
+def toolkits(environ: Mapping[str, str]) -> Iterator[Path]:
     """Roots a toolkit may have, the most deliberate choice first."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if environ.get(name):
@@ -65,9 +65,16 @@ def _toolkits(environ: Mapping[str, str]) -> Iterator[Path]:
     )
 
 
+def pypi_roots() -> list[Path]:
+    """Where NVIDIA's PyPI packages lie in the running interpreter's environment, the newest CUDA first."""
+    spec = importlib.util.find_spec("nvidia")
+    locations = (spec.submodule_search_locations or ()) if spec else ()
+    return [root for location in locations for root in sorted(Path(location).glob("cu[0-9]*"), reverse=True)]
+
+
 def toolkit_include(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The include directory of the first usable toolkit on this machine."""
-    for root in _toolkits(environ):
+    for root in toolkits(environ):
         for include in (root / "include", *sorted(root.glob("targets/*-linux/include"))):
             if is_usable(include):
                 return include
@@ -76,12 +83,8 @@ def toolkit_include(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 def pypi_include() -> Path | None:
     """The include directory of the PyPI package in the running interpreter's environment."""
-    spec = importlib.util.find_spec("nvidia")
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        for include in sorted(Path(location).glob("cu[0-9]*/include"), reverse=True):
-            if is_usable(include):
-                return include
-    return None
+    includes = (root / "include" for root in pypi_roots())
+    return next((include for include in includes if is_usable(include)), None)
 
 
 def build_requirements(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import cuda_headers
 
 VARIABLE = "FENCEPOOL_NVCC"
 # GPUs with machine code of their own, if the compiler knows them; PTX of the first serves all others.
@@ -28,19 +28,10 @@ class NvccNotFoundError(Exception):
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if environ.get(name):
-            yield Path(environ[name], "bin", "nvcc")
-    found = shutil.which("nvcc", path=environ.get("PATH"))
-    if found:
-        yield Path(found)
-    yield Path("/usr/local/cuda/bin/nvcc")
-    yield from sorted(Path("/usr/local").glob("cuda-*/bin/nvcc"), reverse=True)
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for path in sorted(Path(folder).glob("cu1*/bin/nvcc"), reverse=True):
-            if (path.parent.parent / "nvvm" / "bin" / "cicc").is_file():
-                yield path
+    yield from (root / "bin" / "nvcc" for root in cuda_headers.toolkits(environ))
+    for root in cuda_headers.pypi_roots():
+        if (root / "nvvm" / "bin" / "cicc").is_file():  # it needs another package's compiler
+            yield root / "bin" / "nvcc"
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
