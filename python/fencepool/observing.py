@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fencepool import ranges
+from fencepool.reports import device_memory, pool_transitions, timings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +45,11 @@ class Transition:
     device_memory: tuple[DeviceMemory, ...] = ()
     """Of the devices of the pools, before and after; empty after a failure."""
     error: BaseException | None = None
+
+    def fill(self, report: dict[str, Any]) -> None:
+        """Take the outcome over from a report of the core."""
+        self.pools, self.seconds = pool_transitions(report), timings(report["seconds"])
+        self.device_memory = device_memory(report)
 
     @property
     def bytes(self) -> int:

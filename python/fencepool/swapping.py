@@ -9,7 +9,7 @@ from fencepool import _core, debug, observing, transitions
 from fencepool.errors import UnknownTagError
 from fencepool.fences import parse_seconds
 from fencepool.pools import Pool, exclusive, known
-from fencepool.reports import Swapped, device_memory, pool_transitions, timings
+from fencepool.reports import Swapped
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -120,8 +120,10 @@ def _swap(
                     *sides, timeout, discarded, seconds, order, is_held, captures, dead
                 ),
             )
-        seen_out.pools, seen_out.seconds = pool_transitions(paused), timings(paused["seconds"])
-        seen_in.pools, seen_in.seconds = pool_transitions(resumed), timings(resumed["seconds"])
-        debug.note_pause({one["id"] for one in paused["pools"] if one["is_changed"]})
-        seen_out.device_memory, seen_in.device_memory = device_memory(paused), device_memory(resumed)
-        return Swapped(transitions._pause_report(paused), transitions._finish_resume(resumed, into, order))
+        seen_out.fill(paused)
+        seen_in.fill(resumed)
+        debug.note_pause(transitions._changed(paused))
+        return Swapped(
+            transitions._pause_report(paused, seen_out),
+            transitions._finish_resume(resumed, into, order, seen_in),
+        )

@@ -16,7 +16,7 @@ from fencepool._streams import capture_candidates
 from fencepool.errors import CallbackError, HostMemoryError, UnknownTagError, UnsupportedError, add_note
 from fencepool.fences import Fence, parse_seconds
 from fencepool.pools import empty_torch_cache, exclusive, known
-from fencepool.reports import PauseReport, PoolStatus, Resumed, device_memory, pool_transitions, timings
+from fencepool.reports import PauseReport, PoolStatus, Resumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Set
@@ -215,11 +215,10 @@ def _pause(
         with _ready_to_pause(pools) as unpaused:
             cores = [pool._core for pool in pools]
             report = _core.pause(cores, seconds, _captures(pools), discarded, _dead_bytes(unpaused))
-        seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
-        seen.device_memory = device_memory(report)
-    changed = {one["id"] for one in report["pools"] if one["is_changed"]}
+        seen.fill(report)
+    changed = _changed(report)
     debug.note_pause(changed)
-    return _pause_report(report), changed & {pool._core.id for pool in unpaused}
+    return _pause_report(report, seen), changed & {pool._core.id for pool in unpaused}
 
 
 def _dead_bytes(pools: list[Pool]) -> dict[int, int]:
@@ -250,11 +249,16 @@ def _ready_to_pause(pools: list[Pool]) -> Iterator[list[Pool]]:
             raise
 
 
-def _pause_report(report: dict[str, Any]) -> PauseReport:
+def _changed(report: dict[str, Any]) -> set[int]:
+    """The ids of the pools whose state a core report's call has changed."""
+    return {one["id"] for one in report["pools"] if one["is_changed"]}
+
+
+def _pause_report(report: dict[str, Any], seen: observing.Transition) -> PauseReport:
     return PauseReport(
-        pools=pool_transitions(report),
-        seconds=timings(report["seconds"]),
-        device_memory=device_memory(report),
+        pools=seen.pools,
+        seconds=seen.seconds,
+        device_memory=seen.device_memory,
         unreleased_bytes=report["unreleased_bytes"],
         notes=tuple(report["notes"]),
     )
@@ -273,23 +277,25 @@ def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
 def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = False) -> Resumed:
     with observing.transition("resume", pools) as seen, exclusive(*pools):
         report = _resume_core(pools, seconds, order, verify)
-        seen.pools, seen.seconds = pool_transitions(report), timings(report["seconds"])
-        seen.device_memory = device_memory(report)
-        return _finish_resume(report, pools, order)
+        seen.fill(report)
+        return _finish_resume(report, pools, order, seen)
 
 
-def _finish_resume(report: dict[str, Any], pools: list[Pool], order: Order) -> Resumed:
+def _finish_resume(
+    report: dict[str, Any], pools: list[Pool], order: Order, seen: observing.Transition
+) -> Resumed:
     """What comes after the core's part of a resume, callbacks included."""
     fence = Fence(report["fence"])
-    changed = {one["id"] for one in report["pools"] if one["is_changed"]}
-    _set_restoring([pool for pool in pools if pool._core.id in changed], fence, order)
+    changed = _changed(report)
+    resumed = [pool for pool in pools if pool._core.id in changed]
+    _set_restoring(resumed, fence, order)
     strays = debug.note_resume(pools, report)
-    _call_after_resume([pool for pool in pools if pool._core.id in changed])
+    _call_after_resume(resumed)
     debug.warn(strays, stacklevel=4)
     return Resumed(
-        pools=pool_transitions(report),
-        seconds=timings(report["seconds"]),
-        device_memory=device_memory(report),
+        pools=seen.pools,
+        seconds=seen.seconds,
+        device_memory=seen.device_memory,
         fence=fence,
         host_held=report["is_host_held"],
         notes=tuple(report["notes"]),
