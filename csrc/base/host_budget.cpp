@@ -1,8 +1,10 @@
 #include "base/host_budget.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <locale>
 #include <sstream>
 #include <utility>
@@ -38,17 +40,24 @@ std::optional<std::size_t> budget_of(State& state) REQUIRES(state.mutex) {
   return state.budget;
 }
 
-void require_locked(State& state, std::size_t bytes) REQUIRES(state.mutex) {
+// Bytes that are left of the budget; the largest value of the type without one.
+std::size_t room_in(State& state) REQUIRES(state.mutex) {
   const std::optional<std::size_t> budget = budget_of(state);
-  if (bytes == 0 || !budget) return;
-  if (state.used <= *budget && bytes <= *budget - state.used) return;
+  if (!budget) return std::numeric_limits<std::size_t>::max();
+  return *budget - std::min(*budget, state.used);
+}
+
+void require_locked(State& state, std::size_t bytes) REQUIRES(state.mutex) {
+  const std::size_t room = room_in(state);
+  if (bytes <= room) return;
   Error error(Kind::kHostMemory, "a backup needs " + format_bytes(bytes) +
                                      " more of host memory, backups of this process hold " +
                                      format_bytes(state.used) + " and their budget is " +
-                                     format_bytes(*budget) + ", set by fencepool.set_host_budget() or " +
-                                     kVariable + "; trim() gives back what pools keep while they are active");
+                                     format_bytes(budget_of(state).value_or(0)) +
+                                     ", set by fencepool.set_host_budget() or " + kVariable +
+                                     "; trim() gives back what pools keep while they are active");
   error.wanted = bytes;
-  error.free = state.used < *budget ? *budget - state.used : 0;
+  error.free = room;
   throw error;
 }
 
@@ -97,6 +106,12 @@ std::size_t used() {
   State& state = the_state();
   const Lock lock(state.mutex);
   return state.used;
+}
+
+bool allows(std::size_t bytes) {
+  State& state = the_state();
+  const Lock lock(state.mutex);
+  return bytes <= room_in(state);
 }
 
 void require(std::size_t bytes) {

@@ -17,7 +17,9 @@ void set(std::optional<std::size_t> bytes);
 // Throws kInvalid while FENCEPOOL_HOST_BUDGET holds something that is no size.
 std::optional<std::size_t> get();
 std::size_t used();  // bytes that backups hold now, or are about to
-// Throws kHostMemory when `bytes` more would be beyond the budget.
+// Whether `bytes` more are within the budget.
+bool allows(std::size_t bytes);
+// Throws kHostMemory when they are not.
 void require(std::size_t bytes);
 
 // A share of the budget, while it lives.

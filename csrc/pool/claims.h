@@ -1,6 +1,7 @@
 // The pools of one transition, claimed together, and what pause and resume share.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -34,6 +35,20 @@ class Claims {
 
   // Each device once, in the order of the pools.
   const std::vector<Device*>& devices() const { return devices_; }
+  // Those with a claimed segment for which that holds, in the same order.
+  template <class Holds>
+  std::vector<Device*> devices_with(Holds holds) const {
+    std::vector<Device*> found;
+    for (Device* device : devices_) {
+      const bool is_any = std::any_of(claims_.begin(), claims_.end(), [&](const auto& claim) {
+        if (&claim->device() != device) return false;
+        const std::vector<Segment*> segments = claim->segments();
+        return std::any_of(segments.begin(), segments.end(), holds);
+      });
+      if (is_any) found.push_back(device);
+    }
+    return found;
+  }
   void require_no_capture(const StreamsByDevice& streams, const char* doing) const;
   // The driver's figures, into the report. The second never throws: by then it is done.
   void note_memory_before();

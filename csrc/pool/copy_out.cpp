@@ -28,17 +28,12 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
   }
 }
 
-bool is_beyond_budget(std::size_t bytes) {
-  const auto budget = host_budget::get();
-  return budget && host_budget::used() + bytes > *budget;
-}
-
 // Gaps between what stays add up, where what comes later is too large for them. Whether they are why the
 // backup would have to grow: then it costs less to copy everything anew, one after the other.
 bool is_scattered(const Image& blocks, std::size_t end, std::size_t capacity) {
   if (end <= capacity) return false;
   const std::size_t gaps = end - bytes_stored(blocks);
-  return gaps > 0 && (gaps > end / 8 || is_beyond_budget(end - capacity));
+  return gaps > 0 && (gaps > end / 8 || !host_budget::allows(end - capacity));
 }
 
 }  // namespace

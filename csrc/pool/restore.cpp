@@ -16,14 +16,16 @@ struct Restore::Staged {
   // Takes the stand-in, or a debugging page, from the segment's addresses, which device memory is about to
   // get.
   void hide() {
-    if (segment.tripwire != nullptr) {
-      const CUresult status = segment.tripwire->unmap();
+    const auto unmap = [this](auto& mapped) {
+      const CUresult status = mapped.unmap();
       if (status != CUDA_SUCCESS) throw segment.range.device().driver().failure(Call::cuMemUnmap, status);
+    };
+    if (segment.tripwire != nullptr) {
+      unmap(*segment.tripwire);
       segment.tripwire.reset();
     }
     if (segment.shown == nullptr) return;
-    const CUresult status = segment.shown->unmap();
-    if (status != CUDA_SUCCESS) throw segment.range.device().driver().failure(Call::cuMemUnmap, status);
+    unmap(*segment.shown);
     is_hidden = true;
   }
   // As it was before hide(). False when the driver refuses twice.
@@ -83,8 +85,12 @@ std::size_t Restore::bytes_wanted() const {
 }
 
 std::size_t Restore::bytes_missing() const {
-  std::size_t bytes = bytes_wanted();
-  for (const auto& staged : staged_) bytes -= staged->physical != nullptr ? staged->segment.range.size() : 0;
+  std::size_t bytes = 0;
+  for (const auto& staged : staged_) {
+    if (staged->segment.physical == nullptr && staged->physical == nullptr) {
+      bytes += staged->segment.range.size();
+    }
+  }
   return bytes;
 }
 
@@ -202,39 +208,27 @@ void Restore::copy_back(const Segment& segment, CUstream stream) {
   if (found == claim_.image().end()) return;
   std::vector<Piece> runs;
   for (const Piece& piece : found->second) append_run(runs, piece);
-  if (segment.stand_in != nullptr) {
-    for (const Piece& run : runs) copy_run(segment.range.address(), *segment.stand_in, run, stream);
-    return;
-  }
-  for (const Piece& run : runs)
-    copy_run(segment.range.address() + run.offset, run.position, run.size, stream);
+  for (const Piece& run : runs) copy_run(segment, run, stream);
 }
 
-void Restore::copy_run(CUdeviceptr to, const StandIn& from, const Piece& run, CUstream stream) {
-  for (std::size_t done = 0; done < run.size;) {
-    const std::size_t part = std::min(run.size - done, marker_->room());
-    const std::size_t at = run.offset + done;
-    claim_.device().driver().check<Call::cuMemcpyDtoDAsync>(to + at, from.window.address() + at, part,
-                                                            stream);
-    marker_->add(to + at, part);
-    bytes_copied_ += part;
-    done += part;
-  }
-}
-
-void Restore::copy_run(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream) {
+void Restore::copy_run(const Segment& segment, const Piece& run, CUstream stream) {
   Driver& driver = claim_.device().driver();
-  for (std::size_t done = 0; done < size;) {
-    std::size_t part = std::min(size - done, marker_->room());
-    if (position == kZeros) {
-      driver.check<Call::cuMemsetD8Async>(to + done, static_cast<unsigned char>(0), part, stream);
+  for (std::size_t done = 0; done < run.size;) {
+    const std::size_t offset = run.offset + done;
+    const CUdeviceptr to = segment.range.address() + offset;
+    std::size_t part = std::min(run.size - done, marker_->room());
+    if (segment.stand_in != nullptr) {
+      driver.check<Call::cuMemcpyDtoDAsync>(to, segment.stand_in->window.address() + offset, part, stream);
+      bytes_copied_ += part;
+    } else if (run.position == kZeros) {
+      driver.check<Call::cuMemsetD8Async>(to, static_cast<unsigned char>(0), part, stream);
     } else {
-      const HostBuffer::Place place = claim_.buffer().place(position + done, part);
+      const HostBuffer::Place place = claim_.buffer().place(run.position + done, part);
       part = place.size;
-      driver.check<Call::cuMemcpyHtoDAsync>(to + done, static_cast<const void*>(place.address), part, stream);
+      driver.check<Call::cuMemcpyHtoDAsync>(to, static_cast<const void*>(place.address), part, stream);
       bytes_copied_ += part;
     }
-    marker_->add(to + done, part);
+    marker_->add(to, part);
     done += part;
   }
 }

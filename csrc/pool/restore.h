@@ -56,8 +56,7 @@ class Restore {
   void bring_back(const Staged& staged);
   std::size_t bytes_to_bring_back() const;
   void copy_back(const Segment& segment, CUstream stream);
-  void copy_run(CUdeviceptr to, const StandIn& from, const Piece& run, CUstream stream);
-  void copy_run(CUdeviceptr to, std::size_t position, std::size_t size, CUstream stream);
+  void copy_run(const Segment& segment, const Piece& run, CUstream stream);
 
   Pool::Claim& claim_;
   std::vector<std::unique_ptr<Staged>> staged_;

@@ -1,8 +1,7 @@
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "base/clock.h"
+#include "base/naps.h"
 #include "base/problems.h"
 #include "pool/incoming.h"
 #include "pool/stand_ins.h"
@@ -41,8 +40,7 @@ std::size_t bytes_wanted_on(const Restores& restores, const Device& device) {
 // Takes the memory of all pools or of none. While memory is short and time is left, everything is
 // given back before the next try, so that two processes that resume cannot starve each other.
 void take_all_memory(Restores& restores, double wait, const Interrupt& interrupt) {
-  const double deadline = now_seconds() + wait;
-  for (auto nap = std::chrono::milliseconds(1);; nap = std::min(nap * 2, std::chrono::milliseconds(50))) {
+  for (Naps naps(wait);; naps.take(interrupt)) {
     const Restore* at_work = nullptr;
     try {
       for (const auto& restore : restores) {
@@ -52,7 +50,7 @@ void take_all_memory(Restores& restores, double wait, const Interrupt& interrupt
       return;
     } catch (Error& error) {
       for (const auto& restore : restores) restore->give_memory_back();
-      if (error.kind != Kind::kOutOfMemory || now_seconds() >= deadline) {
+      if (error.kind != Kind::kOutOfMemory || naps.is_over()) {
         const Pool::Claim& claim = at_work->claim();
         const std::string advice =
             wait > 0 ? "Gave up after " + std::to_string(wait) + " seconds. " + kStillPaused +
@@ -62,10 +60,6 @@ void take_all_memory(Restores& restores, double wait, const Interrupt& interrupt
         throw;
       }
     }
-    if (interrupt) interrupt();
-    const double left = std::max(deadline - now_seconds(), 0.0);
-    std::this_thread::sleep_for(
-        std::min(std::chrono::duration<double>(left), std::chrono::duration<double>(nap)));
   }
 }
 

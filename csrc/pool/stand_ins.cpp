@@ -1,7 +1,5 @@
 #include "pool/stand_ins.h"
 
-#include <algorithm>
-
 #include "base/host_memory.h"
 #include "pool/quiesce.h"
 
@@ -51,15 +49,8 @@ void StandIns::drop() noexcept {
 }
 
 bool quiesce_stand_ins(Claims& claims, const Interrupt& interrupt) {
-  std::vector<Device*> devices;
-  for (const auto& claim : claims) {
-    const std::vector<Segment*> segments = claim->segments();
-    const bool is_any_shown = std::any_of(segments.begin(), segments.end(),
-                                          [](const Segment* segment) { return segment->shown != nullptr; });
-    if (is_any_shown && std::find(devices.begin(), devices.end(), &claim->device()) == devices.end()) {
-      devices.push_back(&claim->device());
-    }
-  }
+  const std::vector<Device*> devices =
+      claims.devices_with([](const Segment* segment) { return segment->shown != nullptr; });
   if (!devices.empty()) quiesce(devices, -1, interrupt);
   return !devices.empty();
 }

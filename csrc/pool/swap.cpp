@@ -1,9 +1,8 @@
 // Two sets of pools changing places: one is paused while the other one is resumed.
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "base/clock.h"
+#include "base/naps.h"
 #include "base/problems.h"
 #include "pool/giving_away.h"
 #include "pool/incoming.h"
@@ -165,17 +164,13 @@ std::size_t bytes_held_on(Claims& claims, const Device& device, bool is_dropped_
 
 // Before anything changes. While memory is short and time is left, another process may give some back.
 void await_memory(Claims& out, const Arrivals& arrivals, double wait, const Interrupt& interrupt) {
-  const double deadline = now_seconds() + wait;
-  for (auto nap = std::chrono::milliseconds(1);; nap = std::min(nap * 2, std::chrono::milliseconds(50))) {
+  for (Naps naps(wait);; naps.take(interrupt)) {
     try {
       arrivals.require_memory([&out](const Device& device) { return bytes_held_on(out, device, false); });
       return;
     } catch (const Error& error) {
-      if (error.kind != Kind::kOutOfMemory || now_seconds() >= deadline) throw;
+      if (error.kind != Kind::kOutOfMemory || naps.is_over()) throw;
     }
-    if (interrupt) interrupt();
-    const std::chrono::duration<double> left(std::max(deadline - now_seconds(), 0.0));
-    std::this_thread::sleep_for(std::min(left, std::chrono::duration<double>(nap)));
   }
 }
 

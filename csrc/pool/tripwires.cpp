@@ -57,7 +57,6 @@ const Tripwire* tripwire_of(const Pool::Claim& claim) {
 
 }  // namespace
 
-bool is_on() noexcept { return is_wanted; }
 void set_on(bool is_on) noexcept { is_wanted = is_on; }
 
 void lay(Claims& claims) noexcept {
@@ -73,11 +72,8 @@ void lay(Claims& claims) noexcept {
 }
 
 void look(Claims& claims, TransitionReport& report, const Interrupt& interrupt) {
-  std::vector<Device*> devices;
-  for (const auto& claim : claims) {
-    const bool is_known = std::find(devices.begin(), devices.end(), &claim->device()) != devices.end();
-    if (!is_known && tripwire_of(*claim) != nullptr) devices.push_back(&claim->device());
-  }
+  const std::vector<Device*> devices =
+      claims.devices_with([](const Segment* segment) { return segment->tripwire != nullptr; });
   if (devices.empty()) return;
   quiesce(devices, -1, interrupt);
   for (const auto& claim : claims) {

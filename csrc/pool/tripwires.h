@@ -9,7 +9,6 @@ namespace fencepool::tripwires {
 // The pattern's byte: floating-point numbers made of it are NaN, signed integers -1.
 inline constexpr unsigned char kPattern = 0xFF;
 
-bool is_on() noexcept;
 void set_on(bool is_on) noexcept;  // for pauses to come
 
 // At the end of a pause: each claimed pool gets a page of its own, at all addresses that lead nowhere now.
