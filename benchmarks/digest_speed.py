@@ -8,10 +8,8 @@ so it moves two bytes for each that it copies; a digest reads only. See docs/ben
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +17,8 @@ import torch
 import typer
 from rich.table import Table
 
-import machine_facts
 import report
+import result_files
 from devices import Device, is_emulated
 from fencepool import _core
 
@@ -29,7 +27,7 @@ TARGET = 0.8  # of the bandwidth that a copy reaches
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    device: result_files.DeviceOption = "cuda:0",
     size: Annotated[float, typer.Option(min=0, help="GiB of the buffer; 0: 14 on a GPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
@@ -82,36 +80,18 @@ def main(
     if output is None:
         return
     document = {
-        "schema": 1,
-        "benchmark": "digest_speed",
-        "kind": kind,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device,
-        "machine": machine_facts.machine(device),
-        "versions": machine_facts.versions(),
+        **result_files.head("digest_speed", device),
         "bytes": bytes_each,
         "seconds": seconds,
         "bytes_a_second": rates,
         "verdict": verdict,
     }
-    output.mkdir(parents=True, exist_ok=True)
-    place = "emulation" if where.is_emulated else "gpu"
-    path = output / f"digest_speed-{place}-{document['date'].split('+')[0].replace(':', '')}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    gpu = document["machine"]["gpu"] or "the embedded driver (emulation)"
-    lines = [
-        "# Digests of device memory",
-        "",
-        f"- {document['date']}, {gpu}, driver {document['machine']['driver']}; {bytes_each / 2**30:.2f} GiB,"
+    facts = [
+        f"{document['date']}, {result_files.place_of(document)}; {bytes_each / 2**30:.2f} GiB,"
         f" {rounds} rounds of {PASSES} passes",
-        f"- target, {TARGET:.0%} of a copy's bandwidth: {verdict}",
-        "",
-        "| " + " | ".join(header) + " |",
-        "|" + " --- |" + " ---: |" * (len(header) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
+        f"target, {TARGET:.0%} of a copy's bandwidth: {verdict}",
     ]
-    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+    result_files.write_page(document, "Digests of device memory", facts, header, rows, output)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,17 @@ Every page is written before it is released, as a pool in use does. See docs/ben
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-import machine_facts
 import report
+import result_files
 from devices import is_emulated
 from fencepool._core import raw
 
@@ -74,7 +72,7 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    device: result_files.DeviceOption = "cuda:0",
     sizes: Annotated[str, typer.Option(help="MiB of a handle, comma-separated.")] = "2,20,128,1024",
     total: Annotated[int, typer.Option(min=2, help="MiB that are taken in each round.")] = 8192,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
@@ -100,19 +98,12 @@ def main(
     report.console().print(table)
     if output is not None:
         document = {
-            "schema": 1,
-            "benchmark": "driver_calls",
-            "kind": kind,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "device": device,
-            "machine": machine_facts.machine(device),
-            "versions": machine_facts.versions(),
+            **result_files.head("driver_calls", device),
             "total_mib": total,
             "hold_seconds": hold,
             "seconds_a_call_by_mib": samples,
         }
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        result_files.write(document, output)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Exit status: 0; 1 when contents or answers were wrong; 2 for bad usage. See docs
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -138,7 +137,7 @@ class Bench:
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    device: result_files.DeviceOption = "cuda:0",
     layout: Annotated[str, typer.Option(help="Whose layers: 7b or tiny; by default as the device.")] = "",
     layers: Annotated[int, typer.Option(min=0, help="Number of layers; by default 32, 8 on cpu.")] = 0,
     adopt: Annotated[
@@ -146,13 +145,9 @@ def main(
     ] = "",
     cycles: Annotated[int, typer.Option(min=1, help="Cycles after the first, of each mode.")] = 7,
     hold: Annotated[float, typer.Option(min=0, help="Seconds between pause and resume.")] = 0.3,
-    output: Annotated[
-        Path, typer.Option(help="Folder for the JSON and Markdown files.")
-    ] = result_files.RESULTS,
-    render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,
-    break_contents: Annotated[
-        bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
-    ] = False,
+    output: result_files.OutputOption = result_files.RESULTS,
+    render: result_files.RenderOption = None,
+    break_contents: result_files.BreakOption = False,
 ) -> None:
     """Time the first layer's result and the whole forward's after a resume."""
     console = report.console()

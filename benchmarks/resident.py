@@ -9,12 +9,10 @@ link's own: copies between the device and pinned memory. Contents are checked in
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,15 +21,15 @@ import typer
 from rich.table import Table
 
 import fencepool as fp
-import machine_facts
 import report
-from devices import EMULATED_BANDWIDTH, Device, is_emulated
+import result_files
+from devices import EMULATED_BANDWIDTH, Device
 
 TAG = "resident"
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    device: result_files.DeviceOption = "cuda:0",
     size: Annotated[float, typer.Option(min=0, help="GiB of contents; 0: 8 on a GPU.")] = 0,
     cycles: Annotated[int, typer.Option(min=2)] = 5,
     output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
@@ -40,13 +38,7 @@ def main(
     where = Device(device)
     words = int((size or (0.03 if where.is_emulated else 8)) * 2**30) // 8
     document = {
-        "schema": 1,
-        "benchmark": "resident",
-        "kind": "emulation" if is_emulated(device) else "measured",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device,
-        "machine": machine_facts.machine(device),
-        "versions": machine_facts.versions(),
+        **result_files.head("resident", device),
         "bytes": words * 8,
         "link": link(where, words),
         "seconds": measure(where, words, cycles),
@@ -57,7 +49,12 @@ def main(
         shown.add_row(*row)
     report.console().print(shown)
     if output is not None:
-        write(document, header, rows, output)
+        facts = [
+            f"{document['date']}, {result_files.place_of(document)}",
+            f"{document['bytes'] / 2**30:.2f} GiB, {cycles} cycles, contents right",
+            "medians without the first cycle; lowest and highest in brackets",
+        ]
+        result_files.write_page(document, "A resident backup", facts, header, rows, output)
 
 
 def measure(where: Device, words: int, cycles: int) -> dict[str, list[float]]:
@@ -164,27 +161,6 @@ def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return header, rows
-
-
-def write(document: dict[str, Any], header: list[str], rows: list[list[str]], output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    place = "emulation" if document["kind"] == "emulation" else "gpu"
-    path = output / f"resident-{place}-{document['date'].split('+')[0].replace(':', '')}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    gpu = document["machine"]["gpu"] or "the embedded driver (emulation)"
-    lines = [
-        "# A resident backup",
-        "",
-        f"- {document['date']}, {gpu}, driver {document['machine']['driver']}",
-        f"- {document['bytes'] / 2**30:.2f} GiB, {len(document['seconds']['pause'])} cycles, contents right",
-        "- medians without the first cycle; lowest and highest in brackets",
-        "",
-        "| " + " | ".join(header) + " |",
-        "|" + " --- |" + " ---: |" * (len(header) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-    ]
-    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def require(is_so: bool, otherwise: str) -> None:

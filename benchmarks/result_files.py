@@ -6,7 +6,7 @@ import json
 import re
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,14 @@ import fencepool as fp
 import machine_facts
 import report
 from devices import is_emulated
+
+# Options that every one of several programs has.
+DeviceOption = Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")]
+OutputOption = Annotated[Path, typer.Option(help="Folder for the JSON and Markdown files.")]
+RenderOption = Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")]
+BreakOption = Annotated[
+    bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
+]
 
 RESULTS = Path(__file__).resolve().with_name("results")
 SCHEMA = 1
@@ -33,8 +41,8 @@ def check_device(device: str) -> None:
         raise typer.BadParameter(f"there is no {device}; there are {len(info.devices)} GPUs")
 
 
-def describe(benchmark: str, device: str, layout: dict[str, Any], cycles: int, hold: float) -> dict[str, Any]:
-    """The head of a results file; `layout` has a name."""
+def head(benchmark: str, device: str) -> dict[str, Any]:
+    """What every results file begins with."""
     return {
         "schema": SCHEMA,
         "benchmark": benchmark,
@@ -43,10 +51,12 @@ def describe(benchmark: str, device: str, layout: dict[str, Any], cycles: int, h
         "device": device,
         "machine": machine_facts.machine(device),
         "versions": machine_facts.versions(),
-        "layout": layout,
-        "cycles": cycles,
-        "hold_seconds": hold,
     }
+
+
+def describe(benchmark: str, device: str, layout: dict[str, Any], cycles: int, hold: float) -> dict[str, Any]:
+    """The head of a results file of pauses and resumes; `layout` has a name."""
+    return {**head(benchmark, device), "layout": layout, "cycles": cycles, "hold_seconds": hold}
 
 
 def file_name(document: dict[str, Any]) -> str:
@@ -63,6 +73,38 @@ def write(document: dict[str, Any], path: Path) -> None:
     """The JSON file, in whatever state the measurement is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def write_page(
+    document: dict[str, Any],
+    title: str,
+    facts: list[str],
+    header: list[str],
+    rows: list[list[str]],
+    output: Path,
+) -> None:
+    """The JSON file, and a Markdown file with one table beside it."""
+    place = "emulation" if document["kind"] == "emulation" else "gpu"
+    stamp = document["date"].split("+")[0].replace(":", "")
+    path = output / f"{document['benchmark']}-{place}-{stamp}.json"
+    write(document, path)
+    lines = [
+        f"# {title}",
+        "",
+        *(f"- {fact}" for fact in facts),
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + " --- |" + " ---: |" * (len(header) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def place_of(document: dict[str, Any]) -> str:
+    """The GPU and its driver, in words."""
+    gpu = document["machine"]["gpu"] or "the embedded driver (emulation)"
+    return f"{gpu}, driver {document['machine']['driver']}"
 
 
 def write_markdown(document: dict[str, Any], path: Path, console: Console) -> None:

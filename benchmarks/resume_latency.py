@@ -28,7 +28,7 @@ from systems import Entry, select
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    device: result_files.DeviceOption = "cuda:0",
     layout: Annotated[str, typer.Option(help="7b, moe, small or tiny; by default 7b, on cpu tiny.")] = "",
     systems: Annotated[
         list[str] | None, typer.Option(help="Systems or ids, comma-separated or repeated; by default all.")
@@ -39,13 +39,9 @@ def main(
         float,
         typer.Option(min=0, max=1, help="Fraction of the weights to change before each later pause."),
     ] = 1.0,
-    output: Annotated[
-        Path, typer.Option(help="Folder for the JSON and Markdown files.")
-    ] = result_files.RESULTS,
-    render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,
-    break_contents: Annotated[
-        bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
-    ] = False,
+    output: result_files.OutputOption = result_files.RESULTS,
+    render: result_files.RenderOption = None,
+    break_contents: result_files.BreakOption = False,
 ) -> None:
     """Measure pause and resume of weights and KV cache, and write the results."""
     console = report.console()

@@ -11,7 +11,6 @@ docs/benchmarks.md.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -96,7 +95,7 @@ class Bench:
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")] = "cuda:0",
+    device: result_files.DeviceOption = "cuda:0",
     size: Annotated[int, typer.Option(min=0, help="MiB of each pool; by default 14336, 256 on cpu.")] = 0,
     segment: Annotated[int, typer.Option(min=0, help="MiB of a segment; by default 1024, 128 on cpu.")] = 0,
     spare: Annotated[
@@ -104,13 +103,9 @@ def main(
     ] = 0,
     cycles: Annotated[int, typer.Option(min=1, help="Changes of place after the first, of each kind.")] = 7,
     hold: Annotated[float, typer.Option(min=0, help="Seconds between changes of place.")] = 0.3,
-    output: Annotated[
-        Path, typer.Option(help="Folder for the JSON and Markdown files.")
-    ] = result_files.RESULTS,
-    render: Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")] = None,
-    break_contents: Annotated[
-        bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
-    ] = False,
+    output: result_files.OutputOption = result_files.RESULTS,
+    render: result_files.RenderOption = None,
+    break_contents: result_files.BreakOption = False,
 ) -> None:
     """Time two pools that change places."""
     console = report.console()
