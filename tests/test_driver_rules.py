@@ -215,7 +215,7 @@ def test_host_memory_at_a_device_address_is_read_and_written_by_both(machine):
     assert ctypes.string_at(address, 4) == bytes([5] * 4)
     ctypes.memset(address, 7, 64)
     machine.ok(driver.memcpy_dtod(other + 64, address, 64, stream))
-    assert machine.read(other, 128) == bytes([5] * 64 + [7] * 64)
+    assert machine.read(other, 128, stream) == bytes([5] * 64 + [7] * 64)
 
 
 def test_the_host_is_given_access_to_its_own_memory_alone(machine):
