@@ -10,88 +10,75 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.table import Table
 
+import fencepool as fp
 import report
 import result_files
-from devices import Device, is_emulated
+from devices import Device
 from fencepool import _core
+from memory_tables import DIGEST_TARGET
 
 PASSES = 5
-TARGET = 0.8  # of the bandwidth that a copy reaches
 
 
 def main(
     device: result_files.DeviceOption = "cuda:0",
     size: Annotated[float, typer.Option(min=0, help="GiB of the buffer; 0: 14 on a GPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
-    output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
+    output: result_files.OutputOption = result_files.RESULTS,
+    render: result_files.RenderOption = None,
 ) -> None:
     """Time digests and copies of device memory."""
+    console = report.console()
+    if render is not None:
+        result_files.render(render, console)
+        return
+    device = "cuda:0" if device == "cuda" else device
+    result_files.check_device(device)
     where = Device(device)
-    kind = "emulation" if is_emulated(device) else "measured"
-    words = int((size or (0.03 if where.is_emulated else 14)) * 2**30) // 8
-    if where.is_emulated:
-        import fencepool as fp
-
-        buffer = fp.pool("digest speed", device).empty((words,), torch.int64)
-    else:
-        buffer = torch.empty((words,), dtype=torch.int64, device=where.torch_device)
+    words = int((size or (0.03 if where.is_emulated else 14)) * 2**30) // 16 * 2
+    buffer, other = _buffer(where, words), _buffer(where, words)
     buffer.random_()
-    other = torch.empty_like(buffer)
-    bytes_each = buffer.numel() * 8
     seconds: dict[str, list[float]] = {"copy": [], "digest": []}
     for _ in range(rounds):
-        where.synchronize()
-        start = time.perf_counter()
-        for _ in range(PASSES):
-            other.copy_(buffer)
-        where.synchronize()
-        seconds["copy"].append((time.perf_counter() - start) / PASSES)
+        seconds["copy"].append(_time_copies(where, other, buffer))
         provider, ordinal = ("host" if where.is_emulated else "cuda"), int(device.partition(":")[2] or 0)
-        _, once = _core.digests_on_device(provider, ordinal, buffer.data_ptr(), bytes_each, times=PASSES)
+        _, once = _core.digests_on_device(provider, ordinal, buffer.data_ptr(), words * 8, times=PASSES)
         seconds["digest"].append(once)
     rates = {
-        "copy": 2 * bytes_each / statistics.median(seconds["copy"]),
-        "digest": bytes_each / statistics.median(seconds["digest"]),
+        "copy": 2 * words * 8 / statistics.median(seconds["copy"]),
+        "digest": words * 8 / statistics.median(seconds["digest"]),
     }
-    header = ["what", "ms", "GB/s of device memory", "of a copy's", "kind"]
-    rows = [
-        [
-            name,
-            f"{statistics.median(taken) * 1e3:.2f} ({min(taken) * 1e3:.2f} to {max(taken) * 1e3:.2f})",
-            f"{rates[name] / 1e9:,.0f}",
-            f"{rates[name] / rates['copy'] * 100:.0f}%",
-            kind,
-        ]
-        for name, taken in seconds.items()
-    ]
-    table = Table(*header, title=f"{bytes_each / 2**30:.2f} GiB on {device}")
-    for row in rows:
-        table.add_row(*row)
-    report.console().print(table)
-    verdict = "met" if rates["digest"] >= TARGET * rates["copy"] else "missed"
-    print(f"target, {TARGET:.0%} of a copy's bandwidth: {'not judged' if where.is_emulated else verdict}")
-    if output is None:
-        return
+    verdict = "met" if rates["digest"] >= DIGEST_TARGET * rates["copy"] else "missed"
     document = {
         **result_files.head("digest_speed", device),
-        "bytes": bytes_each,
+        "bytes": words * 8,
         "seconds": seconds,
         "bytes_a_second": rates,
-        "verdict": verdict,
+        "verdict": "not judged: emulation" if where.is_emulated else verdict,
     }
-    facts = [
-        f"{document['date']}, {result_files.place_of(document)}; {bytes_each / 2**30:.2f} GiB,"
-        f" {rounds} rounds of {PASSES} passes",
-        f"target, {TARGET:.0%} of a copy's bandwidth: {verdict}",
-    ]
-    result_files.write_page(document, "Digests of device memory", facts, header, rows, output)
+    path = output / result_files.file_name(document)
+    result_files.write(document, path)
+    result_files.write_markdown(document, path, console)
+
+
+def _buffer(where: Device, words: int) -> torch.Tensor:
+    if where.is_emulated:
+        return fp.pool("digest speed", where.name).empty((words,), torch.int64)
+    return torch.empty((words,), dtype=torch.int64, device=where.torch_device)
+
+
+def _time_copies(where: Device, to: torch.Tensor, source: torch.Tensor) -> float:
+    where.synchronize()
+    start = time.perf_counter()
+    for _ in range(PASSES):
+        to.copy_(source)
+    where.synchronize()
+    return (time.perf_counter() - start) / PASSES
 
 
 if __name__ == "__main__":

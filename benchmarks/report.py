@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+import memory_tables
 import overlap_tables
+import panels
 import result_tables
 from figures import Document
+from panels import Panel
 from result_tables import Table
 
 _EMULATION = (
     "EMULATION: measured on fencepool's embedded driver, on ordinary memory with a link of a set speed. "
     "These figures say that the benchmark works. They say nothing about a GPU."
 )
-# By benchmark: its title, and what makes its tables.
-_PAGES: dict[str, tuple[str, Callable[[Document], list[Table]]]] = {
-    "resume_latency": ("Pause and resume latency", result_tables.tables),
-    "layers": ("Layer by layer", overlap_tables.layers),
-    "swap": ("Two pools changing places", overlap_tables.swap),
+
+
+@dataclass(frozen=True)
+class Page:
+    """How one benchmark's result is shown."""
+
+    title: str
+    tables: Callable[[Document], list[Table]]
+    panels: Callable[[Document], list[Panel]]
+
+
+PAGES = {
+    "resume_latency": Page("Pause and resume latency", result_tables.tables, panels.resume_latency),
+    "layers": Page("Layer by layer", overlap_tables.layers, panels.layers),
+    "swap": Page("Two pools changing places", overlap_tables.swap, panels.swap),
+    "digest_speed": Page("Digests of device memory", memory_tables.digest_speed, panels.digest_speed),
+    "resident": Page("A resident backup", memory_tables.resident, panels.resident),
+    "scaling": Page("Cost by bytes and by segments", memory_tables.scaling, panels.scaling),
 }
 _STYLES = {"met": "green", "missed": "bold red", "failed": "bold red"}
 
@@ -38,19 +55,26 @@ def show(document: Document, to: Console) -> None:
         to.print(f"[bold yellow]{_EMULATION}[/]")
     for line in _facts(document):
         to.print(escape(line), style="dim", highlight=False)
-    for table in _PAGES[document["benchmark"]][1](document):
+    for table in PAGES[document["benchmark"]].tables(document):
         to.print(_rich(table))
 
 
-def markdown(document: Document) -> str:
-    """The same as a Markdown page."""
+def title(document: Document) -> str:
+    """What a page and a picture of a result are headed with."""
     is_emulation = document["kind"] == "emulation"
-    title, _ = _PAGES[document["benchmark"]]
-    lines = [f"# {title}{' (emulation)' if is_emulation else ''}", ""]
+    return f"{PAGES[document['benchmark']].title}{' (emulation)' if is_emulation else ''}"
+
+
+def markdown(document: Document, picture: str = "") -> str:
+    """The same as a Markdown page, with a picture where there is one beside it."""
+    is_emulation = document["kind"] == "emulation"
+    lines = [f"# {title(document)}", ""]
     if is_emulation:
         lines += [f"**{_EMULATION}**", ""]
     lines += [f"- {line}" for line in _facts(document)]
-    for table in _PAGES[document["benchmark"]][1](document):
+    if picture:
+        lines += ["", f"![Times beside the limit]({picture})"]
+    for table in PAGES[document["benchmark"]].tables(document):
         lines += ["", f"## {table.title}", "", _line(table.header)]
         lines.append("|" + "|".join([" --- "] + [" ---: "] * (len(table.header) - 1)) + "|")
         lines += [_line(row) for row in table.rows]
@@ -59,7 +83,7 @@ def markdown(document: Document) -> str:
 
 
 def _facts(document: Document) -> list[str]:
-    machine, versions, layout = document["machine"], document["versions"], document["layout"]
+    machine, versions = document["machine"], document["versions"]
     where = "the embedded driver (emulation)"
     if document["kind"] != "emulation":
         where = f"{machine['gpu']}, driver {machine['driver']}, CUDA {machine['cuda']}"
@@ -67,13 +91,25 @@ def _facts(document: Document) -> list[str]:
             where += f", PCIe generation and width {machine['pcie']}"
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     pages = f"transparent huge pages: {machine['transparent_huge_pages']}"
-    hold = f"{document['hold_seconds']:g} s between pause and resume"
+    layout = f"layout {document['layout']['name']}, " if "layout" in document else ""
     return [
-        f"{document['date']}, layout {layout['name']}, device {document['device']}: {where}",
+        f"{document['date']}, {layout}device {document['device']}: {where}",
         f"{machine['cpu']}, {machine['cores']} cores, {memory}, Linux {machine['kernel']}, {pages}",
         ", ".join(f"{name} {version or 'not there'}" for name, version in versions.items()),
-        f"{document['cycles']} cycles after the first, {hold}; {_change(document)}",
+        *_how(document),
     ]
+
+
+def _how(document: Document) -> list[str]:
+    """How often it was measured, where the document says so."""
+    if "cycles" not in document:
+        return []
+    parts = [f"{document['cycles']} cycles after the first"]
+    if "hold_seconds" in document:
+        parts.append(f"{document['hold_seconds']:g} s between pause and resume")
+    if "change" in document or document["benchmark"] in ("resume_latency", "layers", "swap"):
+        parts.append(_change(document))
+    return [", ".join(parts)]
 
 
 def _change(document: Document) -> str:

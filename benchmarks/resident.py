@@ -13,12 +13,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
 
 import fencepool as fp
 import report
@@ -31,30 +29,29 @@ TAG = "resident"
 def main(
     device: result_files.DeviceOption = "cuda:0",
     size: Annotated[float, typer.Option(min=0, help="GiB of contents; 0: 8 on a GPU.")] = 0,
-    cycles: Annotated[int, typer.Option(min=2)] = 5,
-    output: Annotated[Path | None, typer.Option(help="Folder for a JSON and a Markdown file.")] = None,
+    cycles: Annotated[int, typer.Option(min=1, help="Cycles after the first.")] = 5,
+    output: result_files.OutputOption = result_files.RESULTS,
+    render: result_files.RenderOption = None,
 ) -> None:
     """Time a resident pool's pauses and resumes, and what runs at its addresses meanwhile."""
+    console = report.console()
+    if render is not None:
+        result_files.render(render, console)
+        return
+    device = "cuda:0" if device == "cuda" else device
+    result_files.check_device(device)
     where = Device(device)
     words = int((size or (0.03 if where.is_emulated else 8)) * 2**30) // 8
     document = {
         **result_files.head("resident", device),
+        "cycles": cycles,
         "bytes": words * 8,
         "link": link(where, words),
-        "seconds": measure(where, words, cycles),
+        "seconds": measure(where, words, cycles + 1),
     }
-    header, rows = table(document)
-    shown = Table(*header, title=f"{document['bytes'] / 2**30:.2f} GiB on {device}")
-    for row in rows:
-        shown.add_row(*row)
-    report.console().print(shown)
-    if output is not None:
-        facts = [
-            f"{document['date']}, {result_files.place_of(document)}",
-            f"{document['bytes'] / 2**30:.2f} GiB, {cycles} cycles, contents right",
-            "medians without the first cycle; lowest and highest in brackets",
-        ]
-        result_files.write_page(document, "A resident backup", facts, header, rows, output)
+    path = output / result_files.file_name(document)
+    result_files.write(document, path)
+    result_files.write_markdown(document, path, console)
 
 
 def measure(where: Device, words: int, cycles: int) -> dict[str, list[float]]:
@@ -120,47 +117,6 @@ def link(where: Device, words: int) -> dict[str, Any]:
     del here, host
     torch.cuda.empty_cache()
     return rates
-
-
-def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The first of several samples is left out of the median: first times pay for more."""
-    header = ["what", "ms", "first", "GB/s", "of the link", "kind"]
-    rows = []
-    directions = {
-        "pause": "to_host",
-        "paused: kernel reads": "to_device",
-        "paused: kernel writes": "to_host",
-        "resume, contents there": "to_device",
-    }
-    for name, taken in document["seconds"].items():
-        later = taken[1:] or taken
-        middle = statistics.median(later)
-        passes = 2 if "reads and writes" in name else 1
-        rate = passes * document["bytes"] / middle
-        limit = document["link"].get(directions.get(name, ""))
-        rows.append(
-            [
-                name,
-                f"{middle * 1e3:.1f} ({min(later) * 1e3:.1f} to {max(later) * 1e3:.1f})",
-                f"{taken[0] * 1e3:.1f}",
-                f"{rate / 1e9:,.1f}",
-                f"{rate / limit:.0%}" if limit else "",
-                document["kind"],
-            ]
-        )
-    for name, rate in document["link"].items():
-        milliseconds = document["bytes"] / rate * 1e3
-        rows.append(
-            [
-                f"the link, {name.replace('_', ' ')}",
-                f"{milliseconds:.1f}",
-                "",
-                f"{rate / 1e9:,.1f}",
-                "",
-                document["kind"],
-            ]
-        )
-    return header, rows
 
 
 def require(is_so: bool, otherwise: str) -> None:

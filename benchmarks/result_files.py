@@ -13,13 +13,15 @@ from rich.console import Console
 
 import fencepool as fp
 import machine_facts
+import pictures
 import report
 from devices import is_emulated
+from panels import Panel
 
 # Options that every one of several programs has.
 DeviceOption = Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")]
 OutputOption = Annotated[Path, typer.Option(help="Folder for the JSON and Markdown files.")]
-RenderOption = Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables.")]
+RenderOption = Annotated[Path | None, typer.Option(help="Only redo this JSON file's tables and picture.")]
 BreakOption = Annotated[
     bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
 ]
@@ -63,8 +65,9 @@ def file_name(document: dict[str, Any]) -> str:
     """What it was measured on, and when: a result never takes another's place."""
     place = "emulation" if document["kind"] == "emulation" else str(document["machine"]["gpu"])
     change = document.get("change", 1.0)
-    layout = document["layout"]["name"] + ("" if change >= 1 else f" {change * 100:g} percent changed")
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{place} {layout}".lower()).strip("-")
+    layout = document["layout"]["name"] if "layout" in document else ""
+    changed = "" if change >= 1 else f"{change * 100:g} percent changed"
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{place} {layout} {changed}".lower()).strip("-")
     stamp = document["date"].split("+")[0].replace(":", "")
     return f"{document['benchmark']}-{slug}-{stamp}.json"
 
@@ -75,45 +78,27 @@ def write(document: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def write_page(
-    document: dict[str, Any],
-    title: str,
-    facts: list[str],
-    header: list[str],
-    rows: list[list[str]],
-    output: Path,
-) -> None:
-    """The JSON file, and a Markdown file with one table beside it."""
-    place = "emulation" if document["kind"] == "emulation" else "gpu"
-    stamp = document["date"].split("+")[0].replace(":", "")
-    path = output / f"{document['benchmark']}-{place}-{stamp}.json"
-    write(document, path)
-    lines = [
-        f"# {title}",
-        "",
-        *(f"- {fact}" for fact in facts),
-        "",
-        "| " + " | ".join(header) + " |",
-        "|" + " --- |" + " ---: |" * (len(header) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-    ]
-    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-
-
-def place_of(document: dict[str, Any]) -> str:
-    """The GPU and its driver, in words."""
-    gpu = document["machine"]["gpu"] or "the embedded driver (emulation)"
-    return f"{gpu}, driver {document['machine']['driver']}"
-
-
 def write_markdown(document: dict[str, Any], path: Path, console: Console) -> None:
-    """Show it, and write the Markdown file beside the JSON file."""
+    """Show it, and write the Markdown file and the picture beside the JSON file."""
     report.show(document, console)
-    path.with_suffix(".md").write_text(report.markdown(document), encoding="utf-8")
-    console.print(f"{path}\n{path.with_suffix('.md')}", markup=False, highlight=False, soft_wrap=True)
+    panels = report.PAGES[document["benchmark"]].panels(document)
+    picture = write_picture(panels, report.title(document), path)
+    text = report.markdown(document, picture.name if picture else "")
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    written = [path, path.with_suffix(".md"), *([picture] if picture else [])]
+    console.print("\n".join(str(one) for one in written), markup=False, highlight=False, soft_wrap=True)
+    if picture is None and any(panel.rows for panel in panels):
+        console.print("no picture: matplotlib is not installed", style="dim")
+
+
+def write_picture(panels: list[Panel], title: str, path: Path) -> Path | None:
+    """The picture beside a JSON file; None where there is nothing to draw, or no matplotlib to draw it."""
+    if not any(panel.rows for panel in panels) or not pictures.is_possible():
+        return None
+    pictures.draw(panels, title, path.with_suffix(".png"))
+    return path.with_suffix(".png")
 
 
 def render(path: Path, console: Console) -> None:
-    """Only redo a JSON file's tables."""
+    """Only redo a JSON file's tables and picture."""
     write_markdown(json.loads(path.read_text(encoding="utf-8")), path, console)

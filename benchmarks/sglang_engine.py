@@ -22,6 +22,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import panels
+import pictures
+
+TITLE = "A real SGLang engine: release and resume"
 SCENARIOS = {
     # name: (memory saver, settings of the engine and the tags that take turns)
     "fencepool/backup": {"saver": "fencepool", "backup": True, "tags": ["kv_cache", "weights"]},
@@ -336,7 +340,7 @@ def row_of(result: dict[str, Any]) -> str:
 
 def report(results: list[dict[str, Any]]) -> str:
     done = [result for result in results if "failure" not in result]
-    lines = ["# A real SGLang engine: release and resume", ""]
+    lines = [f"# {TITLE}", ""]
     if done:
         versions = ", ".join(f"{name} {version}" for name, version in done[0]["versions"].items())
         lines += [f"- {datetime.now(timezone.utc):%Y-%m-%d}, {done[0]['gpu']}, {versions}"]
@@ -361,6 +365,13 @@ def report(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """The picture, where there is something to draw and matplotlib to draw it."""
+    shown = [panel for panel in panels.sglang_engine(results) if panel.rows]
+    if shown and pictures.is_possible():
+        pictures.draw(shown, TITLE, path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="which, comma-separated")
@@ -370,14 +381,18 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=300, help="seconds an engine may take")
     parser.add_argument("--output", default=str(Path(__file__).parent / "results"))
-    parser.add_argument("--render", nargs="+", default=[], help="print the tables of these JSON files again")
+    parser.add_argument(
+        "--render", nargs="+", default=[], help="print the tables of these JSON files again, and draw them"
+    )
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments.cycles)
         return 0
     if arguments.render:
-        print(report([result for name in arguments.render for result in json.loads(Path(name).read_text())]))
+        results = [result for name in arguments.render for result in json.loads(Path(name).read_text())]
+        print(report(results))
+        draw(results, Path(arguments.render[0]).with_suffix(".png"))
         return 0
     names = arguments.scenarios.split(",")
     unknown = [name for name in names if name not in SCENARIOS]
@@ -391,6 +406,7 @@ def main() -> int:
         results.append(run_scenario(name, arguments))
         stem.with_suffix(".json").write_text(json.dumps(results, indent=1))
         stem.with_suffix(".md").write_text(report(results))
+    draw(results, stem.with_suffix(".png"))
     print(stem.with_suffix(".md").read_text())
     return int(any("failure" in result for result in results))
 

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+RECORDED = BENCHMARKS / "results" / "resume_latency-nvidia-h200-7b-2026-11-30T141305.json"
 OPERATIONS = {"pause_kv", "pause_weights", "resume_weights", "resume_kv"}
 
 
@@ -36,7 +37,13 @@ class Run:
 
 
 def run_benchmark(folder: Path, *options: str) -> Run:
-    command = [sys.executable, str(BENCHMARKS / "resume_latency.py"), "--output", str(folder), *options]
+    return run_script("resume_latency", folder, *options)
+
+
+def run_script(script: str, folder: Path, *options: str) -> Run:
+    """A benchmark in a process of its own; on the embedded driver unless the options say otherwise."""
+    where = [] if "--device" in options else ["--device", "cpu"]
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--output", str(folder), *where, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     return Run(done.returncode, done.stdout + done.stderr, folder)
 
@@ -177,14 +184,12 @@ def test_a_peer_that_is_missing_or_dies_is_said(benchmark_modules, tmp_path, mon
 SMALL = {
     "layers": "--layers 3",
     "swap": "--size 16 --segment 8 --spare 4",
+    "scaling": "",
 }
 
 
 def run_small(script: str, folder: Path, options: str) -> Run:
-    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--output", str(folder)]
-    command += f"--device cpu --cycles 1 --hold 0 {SMALL[script]} {options}".split()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    return Run(done.returncode, done.stdout + done.stderr, folder)
+    return run_script(script, folder, *f"--cycles 1 --hold 0 {SMALL[script]} {options}".split())
 
 
 def test_layers_are_timed_in_every_mode(tmp_path):
@@ -224,7 +229,7 @@ def test_swaps_are_timed_with_room_and_without(tmp_path):
 
 
 @pytest.mark.parametrize("script", SMALL)
-def test_wrong_contents_leave_no_figure_of_layers_and_swaps(tmp_path, script):
+def test_wrong_contents_leave_no_figure(tmp_path, script):
     run = run_small(script, tmp_path, "--break-contents")
     assert run.status == 1
     assert "1 of" in run.output
@@ -319,20 +324,84 @@ def test_targets_are_judged_by_the_worst_sample_and_by_medians(benchmark_modules
 
 
 def test_the_resident_benchmark_checks_contents_and_writes_its_figures(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "resident.py"), "--device", "cpu", "--cycles", "2"]
-    done = subprocess.run(
-        [*command, "--size", "0.01", "--output", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("*.json")
-    document = json.loads(path.read_text(encoding="utf-8"))
+    run = run_script("resident", tmp_path, "--cycles", "2", "--size", "0.01")
+    assert run.status == 0, run.output
+    document = run.document
     assert document["kind"] == "emulation"
-    assert "emulation" in path.name
-    assert len(document["seconds"]["pause"]) == len(document["seconds"]["resume, contents there"]) == 2
+    assert len(document["seconds"]["pause"]) == len(document["seconds"]["resume, contents there"]) == 3
     assert all(taken > 0 for samples in document["seconds"].values() for taken in samples)
-    page = path.with_suffix(".md").read_text(encoding="utf-8")
-    assert "| paused: kernel reads |" in page
+    (page,) = tmp_path.glob("resident-emulation-*.md")
+    assert "| paused: kernel reads |" in page.read_text(encoding="utf-8")
+
+
+def test_digests_are_timed_beside_copies(tmp_path):
+    run = run_script("digest_speed", tmp_path, "--rounds", "2", "--size", "0.004")
+    assert run.status == 0, run.output
+    document = run.document
+    assert {name: len(taken) for name, taken in document["seconds"].items()} == {"copy": 2, "digest": 2}
+    assert document["verdict"] == "not judged: emulation"
+    (page,) = tmp_path.glob("digest_speed-emulation-*.md")
+    assert "| digest |" in page.read_text(encoding="utf-8")
+
+
+def test_cost_is_told_by_bytes_and_by_segments(tmp_path):
+    run = run_small("scaling", tmp_path, "")
+    assert run.status == 0, run.output
+    document = run.document
+    assert {(one["series"], one["segments"]) for one in document["points"]} == {
+        ("bytes", 2),
+        *(("segments", count) for count in (2, 4, 8)),
+    }
+    assert all(len(one["cycles"]) == 2 for one in document["points"])
+    assert set(document["slopes"]) == {"GiB", "segment"}
+    (page,) = tmp_path.glob("scaling-emulation-*.md")
+    assert "| one more segment, µs |" in page.read_text(encoding="utf-8")
+
+
+def test_slopes_are_those_of_a_straight_line(benchmark_modules):
+    scaling = benchmark_modules("scaling")
+
+    def point(series, nbytes, segments):
+        seconds = 0.001 + nbytes / scaling.GIB * 0.02 + segments * 5e-6
+        cycle = dict.fromkeys(scaling.MOMENTS, seconds)
+        return {"series": series, "bytes": nbytes, "segments": segments, "cycles": [cycle] * 3}
+
+    measured = [point("bytes", scaling.GIB * factor, 8) for factor in (1, 2, 5)]
+    measured += [point("segments", scaling.GIB, count) for count in (8, 64, 512)]
+    slopes = scaling.slopes(measured)
+    assert slopes["GiB"] == pytest.approx(dict.fromkeys(scaling.MOMENTS, 0.02))
+    assert slopes["segment"] == pytest.approx(dict.fromkeys(scaling.MOMENTS, 5e-6))
+
+
+def test_a_picture_lies_beside_every_result(emulated):
+    pytest.importorskip("matplotlib")
+    (path,) = emulated.folder.glob("*.json")
+    picture = path.with_suffix(".png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"]({picture.name})" in path.with_suffix(".md").read_text(encoding="utf-8")
+    assert str(picture) in emulated.output
+
+
+def test_a_picture_shows_what_was_measured_beside_the_limit(benchmark_modules):
+    document = json.loads(RECORDED.read_text(encoding="utf-8"))
+    panels = {one.title: one for one in benchmark_modules("panels").resume_latency(document)}
+    pause = panels["Pause of the weights, after the first"]
+    assert [row.label for row in pause.rows][:2] == ["fencepool/per-tensor", "fencepool/adopted"]
+    assert all("no-backup" not in row.label for row in pause.rows)
+    cycles = next(one for one in document["systems"] if one["id"] == "fencepool/adopted")["cycles"]
+    assert pause.rows[1].seconds == tuple(one["operations"]["pause_weights"]["done"] for one in cycles[1:])
+    assert pause.limit == pytest.approx(0.275, rel=0.01)
+    assert [row.is_ours for row in pause.rows] == [row.label.startswith("fencepool/") for row in pause.rows]
+
+
+def test_without_matplotlib_a_benchmark_says_that_there_is_no_picture(
+    benchmark_modules, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(benchmark_modules("pictures"), "is_possible", lambda: False)
+    path = tmp_path / RECORDED.name
+    path.write_bytes(RECORDED.read_bytes())
+    console = benchmark_modules("rich.console").Console(record=True, width=180)
+    benchmark_modules("result_files").render(path, console)
+    assert "no picture: matplotlib is not installed" in console.export_text()
+    assert not list(tmp_path.glob("*.png"))
+    assert "![" not in path.with_suffix(".md").read_text(encoding="utf-8")

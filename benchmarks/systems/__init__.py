@@ -61,6 +61,12 @@ CATALOGUE = (
     _saver("cpu-backup-retained", "preload mode, CPU backup kept between cycles"),
     # Its pauses take 6 to 9 seconds each.
     _saver("cpu-backup", "preload mode, CPU backup as it is by default", most_cycles=2, timeout=120.0),
+    _saver(
+        "cpu-backup-mmap",
+        "preload mode, CPU backup in mapped memory that is not pinned",
+        most_cycles=2,
+        timeout=120.0,
+    ),
     Entry(
         NAIVE_OFFLOAD,
         "",

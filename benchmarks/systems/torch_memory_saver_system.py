@@ -31,8 +31,13 @@ class TorchMemorySaverSystem:
         if variant == "cpu-backup-retained":
             self._saver.retain_cpu_backup = True
         self._tensors = {}
+        backend = "mmap" if variant == "cpu-backup-mmap" else None
         for tag, has_backup in ((WEIGHTS, self.has_backup), (KV_CACHE, False)):
-            with self._saver.region(tag=tag, enable_cpu_backup=has_backup):
+            with self._saver.region(
+                tag=tag,
+                enable_cpu_backup=has_backup,
+                cpu_backup_backend=backend if has_backup else None,
+            ):
                 self._tensors[tag] = [
                     torch.empty(shape, dtype=torch.bfloat16, device=device.torch_device)
                     for shape in layout.shapes(tag)
@@ -54,7 +59,7 @@ class TorchMemorySaverSystem:
 
 
 def run(plan: cycles.Plan) -> dict[str, Any]:
-    """Measure one mode: "no-backup", "cpu-backup" (its default backend), "cpu-backup-retained"."""
+    """Measure one mode: "no-backup", "cpu-backup" (pinned, its default), "-retained" or "-mmap"."""
     device = Device(plan.device)
     layout = LAYOUTS[plan.layout]
     system = TorchMemorySaverSystem(device, layout, plan.variant)
