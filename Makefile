@@ -13,6 +13,8 @@ DEMO_ARGS ?=
 SGLANG ?= 0.5.23 0.5.11 0.5.6 0.4.9
 
 PY := $(VENV)/bin/python
+FUZZ_SECONDS ?= 10
+FUZZ_TARGETS := fuzz-sizes fuzz-devices fuzz-settings fuzz-status_file fuzz-trace
 CPP_TESTS := cpp-tests-plain cpp-tests-address cpp-tests-thread
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # What the requirement lists of pyproject.toml's extras need, without building the package for it.
@@ -24,7 +26,7 @@ FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,12 +37,18 @@ demo: $(VENV)/.demo $(VENV)/.built ## Set up, then run the demo (uses a GPU wher
 test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 	$(PY) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-check: docs cpp-tests soak engines wheels ## The long checks of continuous integration: docs, C++ tests, soak, engines, wheels
+check: docs cpp-tests soak fuzz engines wheels ## The long checks of continuous integration: docs, C++ tests, soak, fuzzing, engines, wheels
 
 check-all: check sanitizers ## Everything: also the Python tests under sanitizers
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+fuzz: $(FUZZ_TARGETS) ## Coverage-guided fuzzing of whatever parses; FUZZ_SECONDS=600 for longer
+
+$(FUZZ_TARGETS): fuzz-%: $(VENV)/.fuzz $(VENV)/.built
+	mkdir -p build/fuzz/$*
+	cd build/fuzz/$* && $(abspath $(PY)) $(CURDIR)/tests/fuzz/parsers.py $* -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1
 
 engines: engines-sglang engines-vllm ## Tests with real engines' own code, on the CPU
 
@@ -125,6 +133,10 @@ $(VENV)/.demo: $(VENV)/.base $(VENV)/.torch
 
 $(VENV)/.docs: $(VENV)/.base $(VENV)/.torch
 	$(PIP) install $$($(REQUIREMENTS) docs)
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.base $(VENV)/.torch
+	$(PIP) install $$($(REQUIREMENTS) fuzz)
 	@touch $@
 
 $(VENV)/.wheels: $(VENV)/.base

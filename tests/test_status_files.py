@@ -115,6 +115,28 @@ def test_what_is_damaged_foreign_or_left_over_is_passed_over(written, where, tmp
     assert [one.pid for one in status_files.read(where)] == [os.getpid()]
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda good: {**good, "written": float("inf"), "devices": [{"total": float("inf")}]},
+        lambda good: {**good, "devices": [{**good["devices"][0], "total": float("inf")}]},
+        lambda good: {**good, "devices": [{**good["devices"][0], "torch": [1]}]},
+        lambda good: {**good, "written": 10**400},
+        lambda good: {**good, "devices": None},
+    ],
+    ids=["infinity", "infinite bytes", "a list for a table", "a number beyond all floats", "nothing"],
+)
+def test_values_that_no_program_of_ours_writes_are_passed_over(paused, written, spoil):
+    good = json.loads(written.read_text())
+    name = written.name
+    assert status_files.parse(name, json.dumps(good).encode()) is not None
+    assert status_files.parse(name, json.dumps(spoil(good)).encode()) is None
+
+
+def test_a_file_that_nests_without_end_is_passed_over(written):
+    assert status_files.parse(written.name, b"[" * 500_000) is None
+
+
 def test_a_process_writes_when_its_environment_says_so_and_leaves_nothing(where):
     code = f"""
     import os

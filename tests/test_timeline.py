@@ -88,12 +88,28 @@ def test_events_of_others_in_the_same_file_are_passed_over(recorded):
     assert len(timeline.load(recorded).transitions) == 4
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": [1]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": [1]}', "[" * 500_000],
+    ids=["empty", "cut off", "list", "table", "no events", "no event", "nesting without end"],
+)
 def test_what_is_no_recording_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="trace"):
         timeline.load(path)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, float("inf"), float("nan"), "soon", None, True], ids=lambda one: f"{one!r:.9}"
+)
+@pytest.mark.parametrize("name", ["ts", "dur"])
+def test_a_time_that_is_none_is_refused(recorded, name, value):
+    whole = json.loads(recorded.read_text())
+    next(one for one in whole["traceEvents"] if one.get("cat") == "fencepool")[name] = value
+    recorded.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match="damaged"):
+        timeline.load(recorded)
 
 
 def test_a_damaged_recording_is_refused(recorded):

@@ -213,6 +213,11 @@ def _read(folder: int, name: str) -> OtherProcess | None:
         text = os.read(file, _LARGEST)
     finally:
         os.close(file)
+    return parse(name, text)
+
+
+def parse(name: str, text: bytes) -> OtherProcess | None:
+    """What a file of that name says; None when it is damaged, or its process has ended. Trusts nothing."""
     try:
         whole = json.loads(text)
         if whole["schema"] != SCHEMA or name != f"{int(whole['pid'])}.json":
@@ -226,7 +231,7 @@ def _read(folder: int, name: str) -> OtherProcess | None:
             last=str(whole["last"]),
             devices=tuple(_other_device(one) for one in whole["devices"]),
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
 
 

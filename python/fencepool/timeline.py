@@ -57,7 +57,7 @@ def load(path: str | os.PathLike[str]) -> Timeline:
     try:
         whole = json.loads(Path(path).read_text(encoding="utf-8"))
         events = whole["traceEvents"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{path} is not a trace in JSON") from None
     return parse(events)
 
@@ -75,33 +75,40 @@ def parse(events: Sequence[dict[str, Any]]) -> Timeline:
             raise ValueError(
                 "no transition of fencepool's was recorded in it: with fencepool.trace(path): ..."
             )
-        start = min(one["ts"] for one in [*slices, *counters])
-        end = max(one["ts"] + one.get("dur", 0) for one in [*slices, *counters])
+        start = min(_number(one["ts"]) for one in [*slices, *counters])
+        end = max(one["ts"] + _number(one.get("dur", 0)) for one in [*slices, *counters])
         return Timeline(
             seconds=(end - start) / 1e6,
             transitions=_transitions(slices, start),
             pools=_series(counters, POOLS, start),
             devices=_series(counters, DEVICES, start),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the trace is damaged: {error!r}") from None
+
+
+def _number(value: Any) -> float:
+    """A number that sums and axes can be made of."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e18:  # NaN too
+        raise TypeError(f"{value!r:.40} where a number should be")
+    return value
 
 
 def _transitions(slices: Sequence[dict[str, Any]], start: float) -> tuple[Recorded, ...]:
     phases: dict[Any, list[tuple[str, float]]] = defaultdict(list)
     for one in slices:
         if one["cat"] == "phase":
-            phases[one["pid"], one["args"]["transition"]].append((one["name"], one["dur"] / 1e6))
+            phases[one["pid"], one["args"]["transition"]].append((str(one["name"]), _number(one["dur"]) / 1e6))
     found = [
         Recorded(
-            kind=one["args"]["kind"],
-            tags=tuple(one["args"]["tags"]),
+            kind=str(one["args"]["kind"]),
+            tags=tuple(str(tag) for tag in one["args"]["tags"]),
             began=(one["ts"] - start) / 1e6,
-            seconds=one["dur"] / 1e6,
+            seconds=_number(one["dur"]) / 1e6,
             phases=tuple(phases[one["pid"], one["args"]["transition"]]),
-            bytes=one["args"].get("bytes", 0),
-            bytes_copied=one["args"].get("bytes_copied", 0),
-            error=one["args"].get("error", ""),
+            bytes=int(_number(one["args"].get("bytes", 0))),
+            bytes_copied=int(_number(one["args"].get("bytes_copied", 0))),
+            error=str(one["args"].get("error", "")),
         )
         for one in slices
         if one["cat"] == "fencepool"
@@ -112,9 +119,13 @@ def _transitions(slices: Sequence[dict[str, Any]], start: float) -> tuple[Record
 def _series(counters: Sequence[dict[str, Any]], name: str, start: float) -> dict[str, Series]:
     chosen = sorted((one for one in counters if one["name"] == name), key=lambda one: one["ts"])
     keys = dict.fromkeys(key for one in chosen for key in one["args"])
-    if name == POOLS:  # a pool that a sample does not name was not there then
-        return {key: [((one["ts"] - start) / 1e6, one["args"].get(key, 0)) for one in chosen] for key in keys}
-    return {
-        key: [((one["ts"] - start) / 1e6, one["args"][key]) for one in chosen if key in one["args"]]
+    series = {
+        key: [
+            ((one["ts"] - start) / 1e6, int(_number(one["args"].get(key, 0))))
+            for one in chosen
+            # A pool that a sample does not name was not there then; of a device it says nothing.
+            if name == POOLS or key in one["args"]
+        ]
         for key in keys
     }
+    return {str(key): one for key, one in series.items()}
