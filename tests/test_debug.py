@@ -32,16 +32,17 @@ def stray_fill(machine, tensor, value):
 def test_the_memory_goes_but_for_a_page_and_comes_back(machine, pool, policy):
     if policy.backup == "resident":
         pytest.skip("its contents are at the addresses")
-    tensor, expected = filled(pool, 5 * MIB)
+    size = 5 * MIB if machine.is_host else 255 * MIB
+    tensor, expected = filled(pool, size)
     free = machine.free()
     for _ in range(2):
         fp.pause(pool.tag)
-        assert machine.free() == free + 6 * MIB - PAGE
+        assert machine.has_freed(free, size + MIB - PAGE)
         assert pool.status().bytes_mapped == 0
-        assert machine.read(tensor.data_ptr(), 5 * MIB) == b"\xff" * (5 * MIB)  # survived
+        assert machine.read(tensor.data_ptr(), size) == b"\xff" * size  # survived
         fp.resume(pool.tag)
         policy.assert_after(tensor, expected)
-        assert machine.free() == free
+        assert machine.has_freed(free, 0)
         tensor.copy_(expected)
 
 
@@ -85,7 +86,7 @@ def test_tensors_die_and_pools_close_while_they_are_paused(machine, pool):
     fp.pause(pool.tag)
     del second
     pool.close()
-    assert machine.free() == free
+    assert machine.has_freed(free, 0)
 
 
 @pytest.mark.leaves

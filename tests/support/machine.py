@@ -14,6 +14,7 @@ from support.waiting import eventually
 raw = _core.raw
 
 MIB = 1 << 20
+PAGE_TABLES = 4 * MIB
 READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 ON_DEVICE, ON_HOST = 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST_NUMA
@@ -125,6 +126,15 @@ class Machine:
     def free(self) -> int:
         with self.current():
             return int(check(self.driver.mem_get_info())[0])
+
+    def has_freed(self, before: int, nbytes: int) -> bool:
+        """Whether so many bytes have come free since.
+
+        For pools at whose addresses something else stands while they are paused. A GPU's driver takes the page
+        tables for that from the device too, in pieces of its own size, and may keep them.
+        """
+        came = self.free() - before
+        return came == nbytes if self.is_host else nbytes - PAGE_TABLES <= came <= nbytes
 
     def is_mapped(self, address: int) -> bool:
         """Whether the device may read and write memory of its own there now."""
