@@ -16,7 +16,6 @@ import torch
 import typer
 
 import fencepool as fp
-import report
 import result_files
 from devices import Device
 from fencepool import _core
@@ -33,12 +32,9 @@ def main(
     render: result_files.RenderOption = None,
 ) -> None:
     """Time digests and copies of device memory."""
-    console = report.console()
-    if render is not None:
-        result_files.render(render, console)
+    console, device = result_files.begin(device, render)
+    if device is None:
         return
-    device = "cuda:0" if device == "cuda" else device
-    result_files.check_device(device)
     where = Device(device)
     words = int((size or (0.03 if where.is_emulated else 14)) * 2**30) // 16 * 2
     buffer, other = _buffer(where, words), _buffer(where, words)

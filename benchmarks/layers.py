@@ -20,7 +20,6 @@ import fencepool as fp
 import host_pages
 import layered_model
 import link_speed
-import report
 import result_files
 from devices import EMULATED_MEMORY, Device, is_emulated
 from layouts import LAYOUTS
@@ -150,11 +149,9 @@ def main(
     break_contents: result_files.BreakOption = False,
 ) -> None:
     """Time the first layer's result and the whole forward's after a resume."""
-    console = report.console()
-    if render is not None:
-        result_files.render(render, console)
+    console, device = result_files.begin(device, render)
+    if device is None:
         return
-    device = "cuda:0" if device == "cuda" else device
     is_small = is_emulated(device)
     layout, layers = layout or ("tiny" if is_small else "7b"), layers or (8 if is_small else 32)
     adopt = adopt or ("layer" if is_small else "whole")
@@ -162,7 +159,6 @@ def main(
         raise typer.BadParameter(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
     if adopt not in ("whole", "layer"):
         raise typer.BadParameter(f"--adopt is whole or layer, not {adopt!r}")
-    result_files.check_device(device)
     each = layered_model.layer_bytes(LAYOUTS[layout])
     if is_small and 2 * layers * each > EMULATED_MEMORY:
         raise typer.BadParameter(f"{layers} layers of {layout} are too large for the emulation")
@@ -178,7 +174,7 @@ def main(
     document["forward"] = [bench.time_forward() for _ in range(cycles + 1)]
     document["modes"] = {mode: [] for mode in MODES}
     path = output / result_files.file_name(document)
-    try:
+    with result_files.kept_if_right(document, path, console):
         for index in range(cycles + 1):
             for mode in MODES:  # in turn, so that what drifts is the same for all
                 number = index * len(MODES) + MODES.index(mode)
@@ -186,11 +182,6 @@ def main(
                     sample = bench.cycle(number, mode, hold, break_contents)
                 document["modes"][mode].append(sample)
             result_files.write(document, path)
-    except contents.ContentsError as error:
-        console.print(f"failed: {error}", style="bold red", markup=False)
-        path.unlink(missing_ok=True)  # no figure of a run with wrong contents counts
-        raise typer.Exit(1) from None
-    result_files.write_markdown(document, path, console)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import torch
 import typer
 
 import fencepool as fp
-import report
 import result_files
 from devices import EMULATED_BANDWIDTH, Device
 
@@ -34,12 +33,9 @@ def main(
     render: result_files.RenderOption = None,
 ) -> None:
     """Time a resident pool's pauses and resumes, and what runs at its addresses meanwhile."""
-    console = report.console()
-    if render is not None:
-        result_files.render(render, console)
+    console, device = result_files.begin(device, render)
+    if device is None:
         return
-    device = "cuda:0" if device == "cuda" else device
-    result_files.check_device(device)
     where = Device(device)
     words = int((size or (0.03 if where.is_emulated else 8)) * 2**30) // 8
     document = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+import contents
 import fencepool as fp
 import machine_facts
 import pictures
@@ -30,8 +33,22 @@ RESULTS = Path(__file__).resolve().with_name("results")
 SCHEMA = 1
 
 
-def check_device(device: str) -> None:
-    """Raise typer.BadParameter with what is there instead."""
+def begin(device: str, render: Path | None) -> tuple[Console, str | None]:
+    """Where to print, and the device to measure; None when a file was to be rendered only, which is done.
+
+    Raises:
+        typer.BadParameter: there is no such device; says what is there instead.
+    """
+    console = report.console()
+    if render is not None:
+        write_markdown(json.loads(render.read_text(encoding="utf-8")), render, console)
+        return console, None
+    device = "cuda:0" if device == "cuda" else device
+    _check(device)
+    return console, device
+
+
+def _check(device: str) -> None:
     if not re.fullmatch(r"cuda:\d+|cpu(:[1-3])?", device):
         raise typer.BadParameter(f"unknown device {device!r}; there are cuda:N and cpu")
     if is_emulated(device):
@@ -99,6 +116,18 @@ def write_picture(panels: list[Panel], title: str, path: Path) -> Path | None:
     return path.with_suffix(".png")
 
 
-def render(path: Path, console: Console) -> None:
-    """Only redo a JSON file's tables and picture."""
-    write_markdown(json.loads(path.read_text(encoding="utf-8")), path, console)
+@contextlib.contextmanager
+def kept_if_right(document: dict[str, Any], path: Path, console: Console) -> Iterator[None]:
+    """Writes the result at the end of the block. When contents were wrong, says so, and no figure is kept.
+
+    Raises:
+        typer.Exit: contents were wrong.
+    """
+    try:
+        yield
+    except contents.ContentsError as error:
+        console.print(f"failed: {error}", style="bold red", markup=False)
+        path.unlink(missing_ok=True)
+        raise typer.Exit(1) from None
+    write(document, path)
+    write_markdown(document, path, console)

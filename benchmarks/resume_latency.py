@@ -18,7 +18,6 @@ from rich.console import Console
 
 import figures
 import isolation
-import report
 import result_files
 import targets
 from cycles import Plan
@@ -44,14 +43,11 @@ def main(
     break_contents: result_files.BreakOption = False,
 ) -> None:
     """Measure pause and resume of weights and KV cache, and write the results."""
-    console = report.console()
-    if render is not None:
-        result_files.render(render, console)
+    console, device = result_files.begin(device, render)
+    if device is None:
         return
-    device = "cuda:0" if device == "cuda" else device
     shape = _layout(layout or ("tiny" if is_emulated(device) else "7b"))
     entries = _entries(systems or [])
-    result_files.check_device(device)
     if is_emulated(device) and shape.size(WEIGHTS) + shape.size(KV_CACHE) > EMULATED_MEMORY:
         raise typer.BadParameter(f"layout {shape.name} is too large for the emulation; --layout tiny is not")
     document = {**_describe(device, shape, cycles, hold), "change": change}

@@ -19,7 +19,6 @@ import typer
 import contents
 import fencepool as fp
 import host_pages
-import report
 import result_files
 from devices import Device
 
@@ -61,14 +60,11 @@ def main(
     break_contents: result_files.BreakOption = False,
 ) -> None:
     """Time pools of several sizes and of several numbers of segments."""
-    console = report.console()
-    if render is not None:
-        result_files.render(render, console)
+    console, device = result_files.begin(device, render)
+    if device is None:
         return
     if backup not in ("host", "none"):
         raise typer.BadParameter(f"--backup is host or none, not {backup!r}")
-    device = "cuda:0" if device == "cuda" else device
-    result_files.check_device(device)
     there = Device(device)
     document = result_files.describe("scaling", device, {"name": f"backup {backup}"}, cycles, hold)
     document["points"] = []
@@ -76,19 +72,13 @@ def main(
     series = points(there.is_emulated)
     if backup == "host":
         host_pages.touch(max(point.bytes for point in series) * 9 // 8)
-    try:
+    with result_files.kept_if_right(document, path, console):
         for point in series:
             with console.status(point.label):
                 samples = measure(there, point, backup, cycles + 1, hold, break_contents)
             document["points"].append({**vars(point), "label": point.label, "cycles": samples})
             result_files.write(document, path)
-    except contents.ContentsError as error:
-        console.print(f"failed: {error}", style="bold red", markup=False)
-        path.unlink(missing_ok=True)  # no figure of a run with wrong contents counts
-        raise typer.Exit(1) from None
-    document["slopes"] = slopes(document["points"])
-    result_files.write(document, path)
-    result_files.write_markdown(document, path, console)
+        document["slopes"] = slopes(document["points"])
 
 
 def measure(

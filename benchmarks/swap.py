@@ -20,7 +20,6 @@ import contents
 import fencepool as fp
 import host_pages
 import link_speed
-import report
 import result_files
 from devices import EMULATED_MEMORY, Device, is_emulated
 
@@ -108,13 +107,10 @@ def main(
     break_contents: result_files.BreakOption = False,
 ) -> None:
     """Time two pools that change places."""
-    console = report.console()
-    if render is not None:
-        result_files.render(render, console)
+    console, device = result_files.begin(device, render)
+    if device is None:
         return
-    device = "cuda:0" if device == "cuda" else device
     is_small = is_emulated(device)
-    result_files.check_device(device)
     nbytes = (size or (256 if is_small else 14336)) * MIB
     segment_bytes = (segment or (128 if is_small else 1024)) * MIB
     if is_small and 3 * nbytes > EMULATED_MEMORY:
@@ -127,7 +123,7 @@ def main(
     bench = Bench(there, nbytes, segment_bytes)
     document["runs"] = []
     path = output / result_files.file_name(document)
-    try:
+    with result_files.kept_if_right(document, path, console):
         for room in ("with room", "without room"):
             if room == "without room":
                 bench.fill_device((spare or (16 if is_small else 2048)) * MIB)
@@ -140,11 +136,6 @@ def main(
                 run["free_bytes"] = run["cycles"][-1]["free_bytes"]
                 document["runs"].append(run)
                 result_files.write(document, path)
-    except contents.ContentsError as error:
-        console.print(f"failed: {error}", style="bold red", markup=False)
-        path.unlink(missing_ok=True)  # no figure of a run with wrong contents counts
-        raise typer.Exit(1) from None
-    result_files.write_markdown(document, path, console)
 
 
 if __name__ == "__main__":

@@ -395,13 +395,13 @@ def test_a_picture_shows_what_was_measured_beside_the_limit(benchmark_modules):
 
 
 def test_without_matplotlib_a_benchmark_says_that_there_is_no_picture(
-    benchmark_modules, tmp_path, monkeypatch
+    benchmark_modules, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(benchmark_modules("pictures"), "is_possible", lambda: False)
     path = tmp_path / RECORDED.name
     path.write_bytes(RECORDED.read_bytes())
-    console = benchmark_modules("rich.console").Console(record=True, width=180)
-    benchmark_modules("result_files").render(path, console)
-    assert "no picture: matplotlib is not installed" in console.export_text()
+    _, device = benchmark_modules("result_files").begin("cuda:0", path)
+    assert device is None
+    assert "no picture: matplotlib is not installed" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.png"))
     assert "![" not in path.with_suffix(".md").read_text(encoding="utf-8")
