@@ -130,8 +130,8 @@ class Machine:
     def has_freed(self, before: int, nbytes: int) -> bool:
         """Whether so many bytes have come free since.
 
-        For pools at whose addresses something else stands while they are paused. A GPU's driver takes the page
-        tables for that from the device too, in pieces of its own size, and may keep them.
+        For pools at whose addresses something else stands while they are paused. A GPU takes the page
+        tables for that from its own memory, in pieces of its own size, and may keep them.
         """
         came = self.free() - before
         return came == nbytes if self.is_host else nbytes - PAGE_TABLES <= came <= nbytes
