@@ -4,6 +4,7 @@ pyproject.toml.
 Environment variables, all optional:
 
 - `FENCEPOOL_CUDA_HEADERS`: where `cuda.h` comes from, see scripts/cuda_headers.py.
+- `FENCEPOOL_NVCC`: what builds the kernels, see scripts/nvcc.py.
 - `FENCEPOOL_BUILD_DIR`: keep CMake's build tree here, so that the next build is incremental.
 - `FENCEPOOL_SANITIZE`: `address,undefined` or `thread`.
 - `FENCEPOOL_WERROR`: `1` makes compiler warnings errors.
