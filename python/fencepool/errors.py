@@ -79,7 +79,9 @@ class DriverUnavailable(Error):  # noqa: N818 - a state of the machine
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """Something of another library's interface that fencepool does not do; the message names it."""
+    """Something that this device, build or pool cannot do, or that fencepool does not do of another library's
+    interface; the message names it.
+    """
 
 
 class ForkedError(Error):

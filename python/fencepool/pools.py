@@ -97,7 +97,7 @@ class Pool:
 
     @property
     def state(self) -> str:
-        """Either "active" or "paused", or what it is in the middle of: "pausing", "resuming"."""
+        """Either "active" or "paused", or what it is in the middle of: "pausing", "resuming", "preparing"."""
         return str(self._core.status()["state"])
 
     def __repr__(self) -> str:

@@ -52,7 +52,8 @@ class PauseReport:
     device_memory: tuple[DeviceMemory, ...]
     """One for each device."""
     unreleased_bytes: int
-    """What the driver refused to take back; it stays held, unused, until the next resume. Normally 0."""
+    """What the driver refused to take back; it stays held, unused, until the next pause or resume.
+    Normally 0."""
     notes: tuple[str, ...]
     """What was out of the ordinary, in words."""
 
@@ -68,13 +69,15 @@ class Resumed:
 
     pools: tuple[PoolTransition, ...]
     seconds: Timings
-    """Phases: create, map, copy (submitting it, not its end), fence; total."""
+    """Phases: create, map, copy (submitting it, not its end), fence; total. And quiesce, where it waits for
+    the work in flight: for a resident pool, or with ``FENCEPOOL_DEBUG=1``."""
     device_memory: tuple[DeviceMemory, ...]
     """One for each device."""
     fence: Fence
     """Of this resume; done at once when nothing was restored."""
     host_held: bool
-    """Whether the host waited for the restore: the embedded driver's default, or before CUDA 12.5."""
+    """Whether the host waited because nothing else orders later work: the embedded driver's default, or
+    before CUDA 12.5. The waits of ``retain=False`` and ``verify=True`` are not told here."""
     notes: tuple[str, ...]
     """What was out of the ordinary, in words."""
     _pools: tuple[Pool, ...] = field(default=(), repr=False, compare=False)

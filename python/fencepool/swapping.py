@@ -34,10 +34,16 @@ def swap(
     What is paused is copied to its backup while what is resumed is copied back, on streams of their own, so
     that both directions of the link are in use. Where the device has room for everything at once, the
     copies overlap in full. Where it has not, the resumed pools take memory piece by piece, as that of the
-    paused ones is released. The link's time apart, everything is as in :func:`pause` followed by
+    paused ones is released. But for the time it takes, everything is as in :func:`pause` followed by
     :func:`resume`: work in flight ends first, the paused memory is released when the call returns, and what
     comes later runs behind the restore, as ``order`` says. Backups of both sides exist at the same time.
     Thread-safe.
+
+    When it raises, but for :class:`CallbackError`, both sides are as they were, contents included, and the
+    call can be made again. There is one exception: pools whose contents are dropped are released last, but
+    where the resumed pools need their memory a driver call may fail after that. They are active again then,
+    without what they held, and a note says so. When undoing fails too, a pool may stay paused, its contents
+    kept, as after a pause; a note says so.
 
     Args:
         pause: tags, or pools, to pause; those that are paused already stay so.
@@ -54,12 +60,7 @@ def swap(
         UnknownTagError: no pool has such a tag, a pool is closed, or ``discard`` names one not to be paused.
         OutOfMemoryError: the memory would not be there even after the pause.
         QuiesceTimeout, PoolBusyError, CaptureError, HostMemoryError, DriverError: as for the two.
-        Whatever an ``on_pause`` callback raises.
-        After each of these both sides are as they were, contents included, and the call can be made again,
-        with one exception: pools whose contents are dropped are released last, but where the resumed pools
-        need their memory a driver call may fail after that. They are active again then, without what they
-        held, and a note says so. When undoing fails too, a pool may stay paused, its contents kept, as after
-        a pause; a note says so.
+        Exception: whatever an ``on_pause`` callback raises.
         CallbackError: an ``on_resume`` callback failed; the swap has happened.
     """
     seconds, limit = parse_seconds("wait", wait), parse_seconds("timeout", timeout)

@@ -25,7 +25,7 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
     ``save`` writes the Trace Event Format, which chrome://tracing and https://ui.perfetto.dev open: one slice
     for each transition with its phases inside, and as counters, in bytes, what each pool holds of its device
     and what all processes hold of it. Phases that overlap, as copying and releasing do, are shown one after
-    the other. ``picture`` draws it, and ``fencepool trace FILE`` shows a saved one. Thread-safe.
+    the other. ``picture`` draws it, and ``fencepool trace FILE`` shows a saved one.
 
     Args:
         path: save there at the end of the block, also when it raises.
