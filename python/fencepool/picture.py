@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 _PHASES = {
     "quiesce": "#999999",
+    "digest": "#332288",
     "provision": "#E69F00",
     "copy": "#0072B2",
     "unmap": "#CC79A7",
@@ -101,7 +102,9 @@ def _draw_memory(axis: Any, timeline: Timeline, device: str, marked: set[int]) -
     axis.set_ylim(0, largest / size * 1.15)
     axis.set_ylabel(unit)
     axis.set_xlabel("seconds since the recording began")
-    axis.set_title(f"Memory of {device} by pool", loc="left", fontsize=11, pad=18)
+    has_failed = any(one.error for one in timeline.transitions)
+    bands = "grey: transitions, red: failed ones" if has_failed else "grey: transitions"
+    axis.set_title(f"Memory of {device} by pool ({bands})", loc="left", fontsize=11, pad=18)
     axis.spines[["top", "right"]].set_visible(False)
     if pools or used:
         # From the top down, as the areas lie.
@@ -165,7 +168,18 @@ def _draw_phases(axis: Any, timeline: Timeline, bars: list[Recorded], numbers: d
     axis.set_title(title, loc="left", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     if shown:
-        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+        handles, labels = axis.get_legend_handles_labels()
+        entries = dict(zip(labels, handles, strict=True))
+        # In the order of the phases, whichever bar had one first.
+        names = [*(name for name in _PHASES if name in entries), *(shown - _PHASES.keys())]
+        axis.legend(
+            [entries[name] for name in names],
+            names,
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+            fontsize=9,
+        )
 
 
 def _with_rest(one: Recorded) -> list[tuple[str, float]]:
