@@ -62,7 +62,7 @@ def demo(
     cycles: Annotated[int, typer.Option(min=1, max=1000, help="How often to pause and resume.")] = 2,
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Show it at work: a sentence model and a KV cache are paused and resumed.
+    """Pause and resume a small sentence model and a stand-in for a KV cache, and compare the results.
 
     The model embeds a dozen sentences before and after; the results must be the same to the bit. Nothing is
     downloaded while it runs.

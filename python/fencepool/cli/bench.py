@@ -58,7 +58,7 @@ def default_size(device: str) -> int:
 
 
 def run(device: str, size: int, seconds: float, stage: Callable[[str], None]) -> Report:
-    """Measure every way, each for its share of `seconds`, and at least two cycles.
+    """Measure every way, each for its share of `seconds`, and at least three cycles.
 
     Raises what fencepool and PyTorch raise; nothing is left behind then.
     """

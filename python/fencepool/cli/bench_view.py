@@ -19,11 +19,12 @@ from .device import Choice
 from .text import mebibytes, milliseconds, size
 
 SCHEMA = "fencepool.bench/1"
+SAME = "Contents stay as they are; a pool that takes digests has nothing to copy at later pauses."
 EMULATION = "Emulation: the embedded driver on host memory. The figures say nothing about a GPU."
 _COLUMNS = (
     ("first pause", "first_pause"),
     ("later pauses", "pause"),
-    ("contents back", "back"),
+    ("data back", "back"),
 )
 
 
@@ -31,6 +32,7 @@ def show(console: Console, choice: Choice, report: Report) -> None:
     """Write the report for people."""
     console.print(f"[bold]{report.device}[/] ({escape(choice.name)}), because {escape(choice.why)}")
     console.print(f"{size(report.size)} in {COUNT} tensors; medians in milliseconds")
+    console.print(SAME)
     if report.is_emulated:
         console.print(f"[yellow]{EMULATION}[/]")
     console.print(_table(report))
@@ -64,7 +66,7 @@ def draw(choice: Choice, report: Report, path: Path) -> None:
     axis.set_yticks(range(len(report.measured)), [one.name for one in report.measured])
     axis.invert_yaxis()
     axis.set_xlim(0, largest * 1.1)
-    axis.set_xlabel("milliseconds, less is better")
+    axis.set_xlabel("milliseconds, medians; less is better")
     title = f"{size(report.size)} given away and taken back\n{report.device}, {choice.name}"
     axis.set_title(title + (" (emulation)" if report.is_emulated else ""), loc="left", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
