@@ -72,6 +72,15 @@ def test_without_matplotlib_nothing_is_measured(monkeypatch, tmp_path):
     assert "pip install 'fencepool[observe]'" in result.stderr
 
 
+@pytest.mark.parametrize(("name", "says"), [("b.doc", "b.doc"), ("b", ".png"), ("nowhere/b.png", "nowhere")])
+def test_where_no_picture_can_be_drawn_nothing_is_measured(monkeypatch, tmp_path, name, says):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench, "run", None)
+    result = run("--picture", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
 def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
     fp.host_driver.configure("cpu", memory_limit=2 * MIB)
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
-
     from fencepool.timeline import Recorded, Series, Timeline
 
 # Okabe and Ito's colours, told apart with any kind of colour vision; the first for what is held longest.
@@ -41,6 +42,22 @@ def new_figure(width: float, height: float) -> Any:
             "a picture needs matplotlib: pip install 'fencepool[observe]'", name="matplotlib"
         ) from error
     return Figure(figsize=(width, height), layout="constrained", dpi=130)
+
+
+def require(path: str | os.PathLike[str]) -> None:
+    """Find out whether a picture can be drawn there, before there is anything to draw.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+        ValueError: an ending that matplotlib does not know.
+        OSError: it is in no directory.
+    """
+    known = new_figure(1, 1).canvas.get_supported_filetypes()
+    where = PurePath(path)
+    if where.suffix[1:].lower() not in known:
+        raise ValueError(f"a picture ends in .png, .svg or .pdf, not as {where.name!r} does")
+    if not os.path.isdir(where.parent):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(where.parent))
 
 
 def unit_of(largest: float) -> tuple[str, int]:

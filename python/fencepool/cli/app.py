@@ -153,8 +153,9 @@ def trace(
     try:
         recorded = timeline.load(file)
         if picture is not None:
-            from fencepool.picture import draw_timeline
+            from fencepool.picture import draw_timeline, require
 
+            require(picture)
             draw_timeline(recorded, picture)
     except OSError as error:
         say_error(f"{error.filename}: {error.strerror}")

@@ -25,7 +25,7 @@ def run(
     """
     try:
         if picture is not None:
-            pictures.new_figure(1, 1)  # before the measuring: without matplotlib it would be for nothing
+            pictures.require(picture)  # before the measuring, which would be for nothing
         choice = choose_device(device, torch.__version__, torch.cuda.is_available())
         size = mib * MIB if mib is not None else bench.default_size(choice.device)
         with stages(4) as stage:
