@@ -249,12 +249,16 @@ def test_pytorch_must_not_be_built_for_a_newer_major_version_than_the_driver(dri
     assert finding(facts, "PyTorch").status == status
 
 
-def test_sglang_with_and_without_a_plugin():
-    assert finding(facts_with(), "SGLang").says == "not installed"
-    packages = replace(GOOD_PACKAGES, versions={"torch": "2.13.0", "sglang": "0.5.23"})
-    assert "no plug-in" in finding(facts_with(packages=packages), "SGLang").says
-    packages = replace(packages, sglang_plugins=("fencepool",))
-    assert "plug-in fencepool is registered" in finding(facts_with(packages=packages), "SGLang").says
+@pytest.mark.parametrize(("name", "field"), [("SGLang", "sglang_plugins"), ("vLLM", "vllm_plugins")])
+def test_an_engine_with_and_without_a_plugin(name, field):
+    assert finding(facts_with(), name).says == "not installed"
+    packages = replace(GOOD_PACKAGES, versions={"torch": "2.13.0", name.lower(): "0.5.23"})
+    found = finding(facts_with(packages=packages), name)
+    assert "no plug-in" in found.says
+    assert found.status is Status.NOTE
+    assert found.do
+    packages = replace(packages, **{field: ("fencepool",)})
+    assert "plug-in fencepool is registered" in finding(facts_with(packages=packages), name).says
 
 
 def test_torch_memory_saver_is_a_note_when_installed_and_a_warning_when_preloaded():

@@ -98,7 +98,9 @@ def _transitions(slices: Sequence[dict[str, Any]], start: float) -> tuple[Record
     phases: dict[Any, list[tuple[str, float]]] = defaultdict(list)
     for one in slices:
         if one["cat"] == "phase":
-            phases[one["pid"], one["args"]["transition"]].append((str(one["name"]), _number(one["dur"]) / 1e6))
+            phases[one["pid"], one["args"]["transition"]].append(
+                (str(one["name"]), _number(one["dur"]) / 1e6)
+            )
     found = [
         Recorded(
             kind=str(one["args"]["kind"]),

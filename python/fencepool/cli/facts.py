@@ -51,7 +51,9 @@ class Packages:
     versions: Mapping[str, str] = field(default_factory=dict)  # those installed, of gather.DISTRIBUTIONS
     torch_cuda: str | None = None  # the CUDA version PyTorch was built for; None: a build without CUDA
     torch_hip: str | None = None  # the ROCm version PyTorch was built for
-    sglang_plugins: tuple[str, ...] = ()  # names of fencepool's entry points in sglang.srt.plugins
+    # Names of fencepool's entry points in the engines' groups, sglang.srt.plugins and vllm.general_plugins.
+    sglang_plugins: tuple[str, ...] = ()
+    vllm_plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

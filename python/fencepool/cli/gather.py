@@ -24,6 +24,7 @@ from .facts import Driver, Facts, Gpu, Memory, Packages
 DISTRIBUTIONS = (
     "torch",
     "sglang",
+    "vllm",
     "torch_memory_saver",
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
@@ -103,13 +104,18 @@ def packages() -> Packages:
         except importlib.metadata.PackageNotFoundError:
             continue
     torch_versions = _torch_versions()
-    plugins = importlib.metadata.entry_points(group="sglang.srt.plugins")
     return Packages(
         versions=versions,
         torch_cuda=torch_versions.get("cuda"),
         torch_hip=torch_versions.get("hip"),
-        sglang_plugins=tuple(point.name for point in plugins if point.module.split(".")[0] == "fencepool"),
+        sglang_plugins=_plugins("sglang.srt.plugins"),
+        vllm_plugins=_plugins("vllm.general_plugins"),
     )
+
+
+def _plugins(group: str) -> tuple[str, ...]:
+    points = importlib.metadata.entry_points(group=group)
+    return tuple(point.name for point in points if point.module.split(".")[0] == "fencepool")
 
 
 def _torch_versions() -> dict[str, str]:

@@ -27,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     memory.locked_memory,
     packages.pytorch,
     packages.sglang,
+    packages.vllm,
     packages.torch_memory_saver,
     environment.allocator_settings,
     environment.preload,

@@ -46,13 +46,24 @@ def pytorch(facts: Facts) -> Finding:
 
 def sglang(facts: Facts) -> Finding:
     """Whether SGLang is there, and would load a plug-in of fencepool's."""
-    name = "SGLang"
-    version = facts.packages.versions.get("sglang")
+    return _engine("SGLang", facts.packages.versions.get("sglang"), facts.packages.sglang_plugins)
+
+
+def vllm(facts: Facts) -> Finding:
+    """Whether vLLM is there, and would load a plug-in of fencepool's."""
+    return _engine("vLLM", facts.packages.versions.get("vllm"), facts.packages.vllm_plugins)
+
+
+def _engine(name: str, version: str | None, plugins: tuple[str, ...]) -> Finding:
     if version is None:
         return Finding(name, Status.OK, "not installed")
-    plugins = facts.packages.sglang_plugins
     if not plugins:
-        return Finding(name, Status.NOTE, f"{version}; no plug-in of fencepool is registered with it")
+        return Finding(
+            name,
+            Status.NOTE,
+            f"{version}; no plug-in of fencepool is registered with it",
+            "install fencepool with pip: entry points come with its metadata",
+        )
     return Finding(name, Status.OK, f"{version}; plug-in {', '.join(plugins)} is registered with it")
 
 
