@@ -10,8 +10,8 @@ from typing import Any
 from panels import Panel, Row
 
 _OURS, _THEIRS, _LIMIT = "#0072B2", "#777777", "#D55E00"
-_WIDTH = 10.0  # inches
-_ROW, _FRAME = 0.34, 0.95  # inches a row, and for a panel's title and axis
+_WIDTH = 8.0  # inches
+_ROW, _FRAME = 0.3, 0.95  # inches a row, and for a panel's title and axis
 _SEVERAL = 8.0  # from this ratio on, times are drawn on a logarithmic axis
 
 
@@ -37,6 +37,8 @@ def draw(panels: list[Panel], title: str, path: Path) -> None:
 
 
 def _draw_panel(axis: Any, panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator
+
     values = [second * 1e3 for row in panel.rows for second in row.seconds]
     if panel.limit is not None:
         values.append(panel.limit * 1e3)
@@ -45,13 +47,6 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
         _draw_row(axis, place, row)
     if panel.limit is not None:
         axis.axvline(panel.limit * 1e3, color=_LIMIT, linestyle="--", linewidth=1.2)
-        axis.annotate(
-            f" {panel.limit_label}: {_text(panel.limit)} ms",
-            (panel.limit * 1e3, len(panel.rows)),
-            color=_LIMIT,
-            va="center",
-            ha="left",
-        )
     axis.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
     for tick, row in zip(axis.get_yticklabels(), panel.rows, strict=True):
         tick.set_color(_OURS if row.is_ours else "black")
@@ -59,6 +54,7 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     axis.set_title(panel.title, loc="left", fontsize=9.5)
     if is_logarithmic:
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
         axis.set_xlim(min(values) / 1.5, max(values) * 3)
@@ -66,11 +62,23 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     else:
         axis.set_xlim(0, max(values) * 1.35)
         axis.set_xlabel("milliseconds; left is better")
+    _name_limit(axis, panel)
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
     axis.tick_params(axis="y", length=0)
+
+
+def _name_limit(axis: Any, panel: Panel) -> None:
+    """Beside its line, on the side with more room."""
+    if panel.limit is None:
+        return
+    place = panel.limit * 1e3, len(panel.rows)
+    share = axis.transAxes.inverted().transform(axis.transData.transform(place))[0]
+    side, gap = ("left", 4) if share < 0.5 else ("right", -4)
+    text = f"{panel.limit_label}: {_text(panel.limit)} ms"
+    axis.annotate(text, place, (gap, 0), textcoords="offset points", color=_LIMIT, va="center", ha=side)
 
 
 def _draw_row(axis: Any, place: int, row: Row) -> None:

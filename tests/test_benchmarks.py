@@ -205,7 +205,7 @@ def test_layers_are_timed_in_every_mode(tmp_path):
             assert sample["returned"] > 0
     assert document["layout"]["bytes"] == 3 * document["layout"]["first_layer_bytes"]
     (page,) = tmp_path.glob("*.md")
-    assert page.read_text(encoding="utf-8").startswith("# Layer by layer (emulation)")
+    assert page.read_text(encoding="utf-8").startswith("# Layer by layer (emulation): tiny, ")
     assert "| layer by layer |" in page.read_text(encoding="utf-8")
 
 
@@ -221,7 +221,7 @@ def test_swaps_are_timed_with_room_and_without(tmp_path):
         assert (one["free_bytes"] < 16 << 20) == ("without" in one["id"])
     (page,) = tmp_path.glob("*.md")
     text = page.read_text(encoding="utf-8")
-    assert text.startswith("# Two pools changing places (emulation)")
+    assert text.startswith("# Two pools changing places (emulation): 16-mib, ")
     assert "not judged: emulation" in text
     command = [sys.executable, str(BENCHMARKS / "swap.py"), "--render", str(page.with_suffix(".json"))]
     subprocess.run(command, capture_output=True, check=True, timeout=110)
