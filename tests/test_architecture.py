@@ -145,6 +145,14 @@ def test_driver_calls_go_through_the_table():
     assert not offences(r"(?<!::)(?<![\w.>])cu[A-Z]\w*(?:_v\d+)?\s*\(", outside)
 
 
+def test_calls_on_files_go_through_their_seam():
+    # The embedded driver stands where a driver's closed code would, with calls of its own.
+    exempt = ("csrc/base/file_calls", "csrc/driver/host/")
+    outside = [path for path in CPP_FILES if not name_of(path).startswith(exempt)]
+    calls = "openat|creat|fallocate|ftruncate|pwritev?|preadv?|fdatasync|fsync|sync_file_range|unlink(?:at)?"
+    assert not offences(rf"(?<!files::)(?<!\w)(?:{calls})\s*\(", outside)
+
+
 def test_the_library_never_prints_or_ends_the_process():
     prints = r"v?f?printf|f?puts|putchar|perror"
     ends = r"abort|_?exit|_Exit|quick_exit|terminate"

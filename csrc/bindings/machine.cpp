@@ -1,10 +1,11 @@
-// The drivers and devices, and the faults that tests inject at the driver table.
+// The drivers and devices, and the faults that tests inject.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
 
 #include "base/allocation_faults.h"
+#include "base/file_calls.h"
 #include "base/host_budget.h"
 #include "base/host_memory.h"
 #include "base/process.h"
@@ -75,6 +76,61 @@ Call call_of(const std::string& name) {
   return call;
 }
 
+files::Call file_call_of(const std::string& name) {
+  if (name == "*") return files::Call::kCount;
+  const files::Call call = files::find_call(name);
+  if (call == files::Call::kCount) throw Error(Kind::kInvalid, "there is no call '" + name + "' on files");
+  return call;
+}
+
+constexpr const char* kFiles = "files";
+
+// For tests, see base/faults.h: of a driver's table, or of the calls on files under the name "files".
+void bind_faults(py::module_& module) {
+  module.def(
+      "arm_fault",
+      [](const std::string& seam, const std::string& call, std::uint64_t nth, bool is_lasting, int code) {
+        if (seam == kFiles) return files::faults().arm(file_call_of(call), nth, is_lasting, code);
+        Driver::get(provider_of(seam))
+            .faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
+      },
+      py::arg("seam"), py::arg("call"), py::arg("nth"), py::arg("lasting"), py::arg("code"));
+  module.attr("HAS_ALLOCATION_FAULTS") = allocation_faults::kIsThere;
+  module.def("arm_allocation_fault", &allocation_faults::arm, py::arg("nth"), py::arg("lasting"));
+  module.def("disarm_allocation_fault", &allocation_faults::disarm);
+  module.def(
+      "disarm_fault",
+      [](const std::string& seam) {
+        if (seam == kFiles) return files::faults().disarm();
+        Driver::get(provider_of(seam)).faults.disarm();
+      },
+      py::arg("seam"));
+  module.def(
+      "injected_faults",
+      [](const std::string& seam) {
+        return seam == kFiles ? files::faults().injected() : Driver::get(provider_of(seam)).faults.injected();
+      },
+      py::arg("seam"));
+  module.def(
+      "call_counts",
+      [](const std::string& seam) {
+        py::dict counts;
+        if (seam == kFiles) {
+          for (int i = 0; i < static_cast<int>(files::Call::kCount); ++i) {
+            const auto call = static_cast<files::Call>(i);
+            counts[files::name_of(call)] = files::faults().count(call);
+          }
+          return counts;
+        }
+        const Driver& driver = Driver::get(provider_of(seam));
+        for (std::size_t i = 0; i < driver::kCallCount; ++i) {
+          counts[driver::call_info(static_cast<Call>(i)).name] = driver.faults.count(static_cast<Call>(i));
+        }
+        return counts;
+      },
+      py::arg("seam"));
+}
+
 }  // namespace
 
 void bind_machine(py::module_& module) {
@@ -122,35 +178,7 @@ void bind_machine(py::module_& module) {
   module.def("is_forked_child", &process::is_forked_child);
   module.def("require_owner", &process::require_owner);
 
-  // For tests: see driver/faults.h.
-  module.def(
-      "arm_fault",
-      [](const std::string& provider, const std::string& call, std::uint64_t nth, bool is_lasting, int code) {
-        Driver::get(provider_of(provider))
-            .faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
-      },
-      py::arg("provider"), py::arg("call"), py::arg("nth"), py::arg("lasting"), py::arg("code"));
-  module.attr("HAS_ALLOCATION_FAULTS") = allocation_faults::kIsThere;
-  module.def("arm_allocation_fault", &allocation_faults::arm, py::arg("nth"), py::arg("lasting"));
-  module.def("disarm_allocation_fault", &allocation_faults::disarm);
-  module.def(
-      "disarm_fault", [](const std::string& provider) { Driver::get(provider_of(provider)).faults.disarm(); },
-      py::arg("provider"));
-  module.def(
-      "injected_faults",
-      [](const std::string& provider) { return Driver::get(provider_of(provider)).faults.injected(); },
-      py::arg("provider"));
-  module.def(
-      "call_counts",
-      [](const std::string& provider) {
-        py::dict counts;
-        const Driver& driver = Driver::get(provider_of(provider));
-        for (std::size_t i = 0; i < driver::kCallCount; ++i) {
-          counts[driver::call_info(static_cast<Call>(i)).name] = driver.faults.count(static_cast<Call>(i));
-        }
-        return counts;
-      },
-      py::arg("provider"));
+  bind_faults(module);
 }
 
 }  // namespace fencepool

@@ -6,7 +6,7 @@
 
 #include "base/allocation_faults.h"
 #include "base/error.h"
-#include "driver/faults.h"
+#include "base/faults.h"
 #include "driver/table.h"
 
 namespace fencepool::driver {
@@ -65,7 +65,7 @@ class Driver {
   int version() const { return version_; }
   int device_count() const { return device_count_; }
 
-  Faults faults;
+  Faults<Call, CUresult> faults;
 
  private:
   explicit Driver(Provider provider) : provider_(provider) {}
