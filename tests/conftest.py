@@ -66,7 +66,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 if torch is not None:
     from support.machine import Machine, host_counts, warm_up_gpu
-    from support.policies import HOST, KEEPING, POLICIES, Policy
+    from support.policies import HOST, KEEPING, POLICIES, VIEWED, Policy
 
     DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
     PAIRS = [
@@ -91,6 +91,11 @@ if torch is not None:
     @pytest.fixture(params=KEEPING, ids=lambda policy: policy.name)
     def keeping(request: pytest.FixtureRequest) -> Policy:
         """A policy that keeps the contents."""
+        return request.param
+
+    @pytest.fixture(params=VIEWED, ids=lambda policy: policy.name)
+    def viewed(request: pytest.FixtureRequest) -> Policy:
+        """A policy that keeps the contents in memory, where a view of them can be had."""
         return request.param
 
     @pytest.fixture(params=HOST, ids=lambda policy: policy.name)

@@ -18,15 +18,27 @@ def kept(machine, keeping, tag):
     return fp.pool(tag, machine.device, **keeping.options)
 
 
-@pytest.mark.parametrize("is_copied", [True, False])
-def test_what_was_there_is_read(kept, is_copied):
-    tensors = [filled(kept, size, seed) for seed, size in enumerate((1, 4097, 3 * MIB))]
-    fp.pause(kept.tag)
+@pytest.fixture
+def seen(machine, viewed, tag):
+    return fp.pool(tag, machine.device, **viewed.options)
+
+
+def check_what_is_read(pool: fp.Pool, *, is_copied: bool) -> None:
+    tensors = [filled(pool, size, seed) for seed, size in enumerate((1, 4097, 3 * MIB))]
+    fp.pause(pool.tag)
     for tensor, expected in tensors:
-        found = kept.backup_of(tensor, copy=is_copied)
+        found = pool.backup_of(tensor, copy=is_copied)
         assert found.device.type == "cpu"
         assert found.shape == tensor.shape
         assert_same(found, expected)
+
+
+def test_what_was_there_is_read(kept):
+    check_what_is_read(kept, is_copied=True)
+
+
+def test_what_was_there_is_seen(seen):
+    check_what_is_read(seen, is_copied=False)
 
 
 def test_shapes_strides_dtypes_and_views(kept):
@@ -57,33 +69,33 @@ def test_a_tensor_without_one_storage_is_refused_and_is_in_no_pool(kept):
         kept.backup_of(sparse)
 
 
-def test_a_backup_larger_than_a_chunk_is_one_view(kept):
-    tensor = kept.empty((150 * MIB // 8,), dtype=torch.int64)
+def test_a_backup_larger_than_a_chunk_is_one_view(seen):
+    tensor = seen.empty((150 * MIB // 8,), dtype=torch.int64)
     torch.arange(tensor.numel(), out=tensor)  # no two blocks are equal
     whole = int(tensor.sum())
-    fp.pause(kept.tag)
-    view = kept.backup_of(tensor, copy=False)
+    fp.pause(seen.tag)
+    view = seen.backup_of(tensor, copy=False)
     assert view.numel() == tensor.numel()
     assert int(view.sum()) == whole
 
 
-def test_what_is_written_to_a_view_is_restored(kept):
-    tensor, _ = filled(kept, 5000)
-    fp.pause(kept.tag)
-    kept.backup_of(tensor, copy=False).fill_(9)
-    fp.resume(kept.tag)
+def test_what_is_written_to_a_view_is_restored(seen):
+    tensor, _ = filled(seen, 5000)
+    fp.pause(seen.tag)
+    seen.backup_of(tensor, copy=False).fill_(9)
+    fp.resume(seen.tag)
     assert bool((tensor == 9).all())
 
 
-def test_a_view_stays_readable_after_the_backup_has_gone(kept):
-    tensor, expected = filled(kept, 3 * MIB)
-    fp.pause(kept.tag)
-    view, copy = kept.backup_of(tensor, copy=False), kept.backup_of(tensor)
-    fp.resume(kept.tag)
-    kept.trim()
+def test_a_view_stays_readable_after_the_backup_has_gone(seen):
+    tensor, expected = filled(seen, 3 * MIB)
+    fp.pause(seen.tag)
+    view, copy = seen.backup_of(tensor, copy=False), seen.backup_of(tensor)
+    fp.resume(seen.tag)
+    seen.trim()
     del tensor
     gc.collect()
-    kept.close()
+    seen.close()
     assert view.sum() == view.clone().sum()
     assert_same(copy, expected)
 
@@ -118,8 +130,8 @@ def test_reading_while_others_pause_and_resume(kept, machine, new_tag):
 
 
 @pytest.mark.leaves
-def test_what_is_written_to_a_view_is_restored_though_the_memory_could_not_be_released(host, keeping, tag):
-    pool = fp.pool(tag, "cpu", **keeping.options)
+def test_what_is_written_to_a_view_is_restored_though_the_memory_could_not_be_released(host, viewed, tag):
+    pool = fp.pool(tag, "cpu", **viewed.options)
     tensors = [filled(pool, 2 * MIB, seed)[0] for seed in range(2)]
     _core.arm_fault("host", "cuMemRelease", 2, True, 999)  # the first goes back, the other does not
     with pytest.warns(ResourceWarning, match="refused"):

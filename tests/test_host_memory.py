@@ -107,7 +107,8 @@ def test_trim_is_refused_while_the_backup_holds_the_contents(machine, keeping, t
     with pytest.raises(fp.PoolPausedError, match=tag) as caught:
         pool.trim()
     assert caught.value.pool == tag
-    assert pool.status().host_bytes == 2 * MIB
+    status = pool.status()
+    assert status.host_bytes + status.disk_bytes == 2 * MIB
     fp.resume(tag)
     assert_same(tensor, before)
 
@@ -126,12 +127,12 @@ def test_resident_memory_falls_when_the_backup_goes_back(host, pinned, tag):
     assert torch.equal(tensor, torch.arange(tensor.numel()))
 
 
-def test_more_than_the_host_has_is_refused_before_anything_is_taken(host, keeping, new_tag):
+def test_more_than_the_host_has_is_refused_before_anything_is_taken(host, viewed, new_tag):
     """The tensor is never written, so that it takes no memory of the machine itself."""
     available = _core.available_host_memory()
     fp.host_driver.configure(memory_limit=5 * available + fp.memory_info("cpu")[1])
     # Digests would read it, and find out that zeros need no memory.
-    pool, other = (fp.pool(new_tag(), "cpu", digests=False, **keeping.options) for _ in range(2))
+    pool, other = (fp.pool(new_tag(), "cpu", digests=False, **viewed.options) for _ in range(2))
     tensor, before = filled(other, MIB)
     huge = pool.empty((2 * available,), dtype=torch.uint8)
     status, counts = [one.status() for one in (pool, other)], host_counts()

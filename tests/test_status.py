@@ -27,7 +27,9 @@ def test_the_status_of_a_pool_through_a_cycle(machine, pool, policy):
         "bytes_used": 0,
         "bytes_backed_up": 0,
         "host_bytes": 0,
-        "digests": policy.backup == "host",
+        "disk_bytes": 0,
+        "direct_io": pool.status().direct_io,
+        "digests": policy.backup in ("host", "disk"),
         "pending_frees": 0,
         "last_pause": None,
         "last_resume": None,
@@ -43,14 +45,18 @@ def test_the_status_of_a_pool_through_a_cycle(machine, pool, policy):
     status = pool.status()
     contents = 3 * MIB + 1024 if policy.keeps_contents else 0
     assert (status.state, status.bytes_mapped, status.bytes_used) == ("paused", 0, 3 * MIB + 1024)
-    host_bytes = status.bytes_reserved if policy.backup == "resident" else contents
+    disk_bytes = contents if policy.backup == "disk" else 0
+    host_bytes = status.bytes_reserved if policy.backup == "resident" else contents - disk_bytes
     assert (status.bytes_backed_up, status.host_bytes) == (contents, host_bytes)
+    assert disk_bytes <= status.disk_bytes < disk_bytes + 4096
+    assert status.direct_io in ((True, False) if policy.backup == "disk" else (None,))
     assert status.last_pause["total"] > 0
 
     fp.resume(pool.tag)
     status = pool.status()
     assert (status.state, status.bytes_backed_up) == ("active", 0)
     assert status.host_bytes == (host_bytes if policy.retain else 0)
+    assert (status.disk_bytes >= disk_bytes) if policy.retain else (status.disk_bytes == 0)
     assert status.last_resume["total"] > 0
     with pytest.raises(TypeError):
         status.last_resume["total"] = 0

@@ -13,6 +13,7 @@ enum class Kind {
   kDriver,          // a driver call failed
   kOutOfMemory,     // the device has too little memory
   kHostMemory,      // the host has too little memory for a backup
+  kDisk,            // the file of a backup, or the directory for it
   kQuiesceTimeout,  // work in flight did not end in time
   kCapture,         // a stream of the device is being captured into a CUDA graph
   kPaused,          // the pool is paused and the operation needs it active
@@ -34,12 +35,13 @@ class Error : public std::exception {
 
   Kind kind;
   std::string message;
-  std::string call;        // the driver call that failed, empty when none did
-  int code = 0;            // its CUresult
-  std::string status;      // the CUresult's name, "CUDA_ERROR_OUT_OF_MEMORY"
+  std::string call;        // the driver or system call that failed, empty when none did
+  int code = 0;            // its CUresult, or errno
+  std::string status;      // the CUresult's name, "CUDA_ERROR_OUT_OF_MEMORY", or errno's words
+  std::string path;        // the directory of a kDisk
   std::string pool;        // the pool at work, empty when none was
   std::size_t wanted = 0;  // bytes the operation needs, 0 when it needs none
-  std::size_t free = 0;    // bytes the driver reports as free
+  std::size_t free = 0;    // bytes the driver, or the file system, reports as free
   std::vector<std::string> notes;
 };
 

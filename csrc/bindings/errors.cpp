@@ -19,6 +19,8 @@ const char* kind_name(Kind kind) {
       return "out_of_memory";
     case Kind::kHostMemory:
       return "host_memory";
+    case Kind::kDisk:
+      return "disk";
     case Kind::kQuiesceTimeout:
       return "quiesce_timeout";
     case Kind::kCapture:
@@ -42,11 +44,11 @@ const char* kind_name(Kind kind) {
 // The classes live in fencepool/errors.py; its from_core() picks one and fills it.
 void raise(const Error& error) {
   const py::object from_core = py::module_::import("fencepool.errors").attr("from_core");
-  const py::object raised =
-      from_core(py::arg("kind") = kind_name(error.kind), py::arg("message") = error.message,
-                py::arg("call") = error.call, py::arg("code") = error.code, py::arg("status") = error.status,
-                py::arg("pool") = error.pool, py::arg("bytes_wanted") = error.wanted,
-                py::arg("bytes_free") = error.free, py::arg("notes") = error.notes);
+  const py::object raised = from_core(
+      py::arg("kind") = kind_name(error.kind), py::arg("message") = error.message,
+      py::arg("call") = error.call, py::arg("code") = error.code, py::arg("status") = error.status,
+      py::arg("path") = error.path, py::arg("pool") = error.pool, py::arg("bytes_wanted") = error.wanted,
+      py::arg("bytes_free") = error.free, py::arg("notes") = error.notes);
   PyErr_SetObject(py::type::handle_of(raised).ptr(), raised.ptr());
 }
 

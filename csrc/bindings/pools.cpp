@@ -41,20 +41,26 @@ StreamsByDevice streams_of(const std::map<int, std::vector<std::uintptr_t>>& han
 
 const char* backup_name(Backup backup) {
   if (backup == Backup::kResident) return "resident";
+  if (backup == Backup::kDisk) return "disk";
   return backup == Backup::kHost ? "host" : "none";
 }
 const char* fill_name(Fill fill) { return fill == Fill::kZero ? "zero" : "undefined"; }
 
-Policy policy_of(const std::string& backup, bool is_retained, const std::string& fill, bool has_digests) {
+Policy policy_of(const std::string& backup, bool is_retained, const std::string& fill, bool has_digests,
+                 const std::string& directory) {
   Policy policy;
+  policy.directory = directory;
   policy.is_retained = is_retained;
   policy.digests = has_digests ? Digests::kAvailable : Digests::kNone;
   if (backup == "host") {
     policy.backup = Backup::kHost;
   } else if (backup == "resident") {
     policy.backup = Backup::kResident;
+  } else if (backup == "disk") {
+    policy.backup = Backup::kDisk;
   } else if (backup != "none") {
-    throw Error(Kind::kInvalid, "unknown backup '" + backup + "'; there are 'none', 'host' and 'resident'");
+    throw Error(Kind::kInvalid,
+                "unknown backup '" + backup + "'; there are 'none', 'host', 'resident' and 'disk'");
   }
   if (fill == "zero") {
     policy.fill = Fill::kZero;
@@ -99,6 +105,8 @@ py::dict status_dict(Pool& pool) {
   dict["bytes_used"] = status.bytes_used;
   dict["bytes_backed_up"] = status.bytes_backed_up;
   dict["host_bytes"] = status.host_bytes;
+  dict["disk_bytes"] = status.disk_bytes;
+  dict["is_direct"] = status.is_direct;
   dict["has_digests"] = status.has_digests;
   dict["pending_frees"] = status.pending_frees;
   dict["last_pause"] = phases_list(status.last_pause);
@@ -257,6 +265,7 @@ void bind_pools(py::module_& module) {
       .def_property_readonly("provider",
                              [](const Pool& pool) { return pool.device().is_host() ? "host" : "cuda"; })
       .def_property_readonly("backup", [](const Pool& pool) { return backup_name(pool.policy().backup); })
+      .def_property_readonly("directory", [](const Pool& pool) { return pool.policy().directory; })
       .def_property_readonly("retain", [](const Pool& pool) { return pool.policy().is_retained; })
       .def_property_readonly("has_digests", &Pool::has_digests)
       .def_property_readonly("fill", [](const Pool& pool) { return fill_name(pool.policy().fill); })
@@ -293,12 +302,12 @@ void bind_pools(py::module_& module) {
   module.def(
       "get_pool",
       [](const std::string& provider, int ordinal, const std::string& tag, const std::string& backup,
-         bool is_retained, const std::string& fill, bool has_digests) {
-        const Policy policy = policy_of(backup, is_retained, fill, has_digests);
+         bool is_retained, const std::string& fill, bool has_digests, const std::string& directory) {
+        const Policy policy = policy_of(backup, is_retained, fill, has_digests, directory);
         return registry::get_pool(Device::get(provider_of(provider), ordinal), tag, policy);
       },
       py::arg("provider"), py::arg("ordinal"), py::arg("tag"), py::arg("backup"), py::arg("retain"),
-      py::arg("fill"), py::arg("digests"), Guard());
+      py::arg("fill"), py::arg("digests"), py::arg("directory") = "", Guard());
   module.def("set_tripwires", &tripwires::set_on, py::arg("is_on"));
   module.def(
       "why_no_host_memory",

@@ -58,6 +58,7 @@ Pool::Claim::~Claim() {
   pool_->claimed_for_ = nullptr;
   pool_->claimant_ = {};
   pool_->host_bytes_ = pool_->buffer_.capacity() + pool_->stand_in_bytes();
+  pool_->disk_bytes_ = pool_->disk_ == nullptr ? 0 : pool_->disk_->file.size();
   pool_->backed_up_ = state_ == State::kPaused ? bytes_of(pool_->image_) : 0;
   pool_->reap_as_it_is();
   pool_->unclaimed_.notify_all();
@@ -134,7 +135,7 @@ Image Pool::Claim::plan_image(const DeadBytes& dead) const {
     for (const Extent& run : segment->extents.taken(kBridge)) {
       for (const Extent& part : without_dead(segment->range.address(), run, dead)) {
         pieces.push_back({part.offset, part.size, position});
-        position += part.size;
+        position = in_steps(position + part.size, step());
       }
     }
   }
@@ -161,6 +162,11 @@ void Pool::Claim::clear_backup() noexcept {
   pool_->buffer_.clear();
   pool_->is_stored_ = false;
   pool_->digest_memory_.reset();
+  if (pool_->disk_ != nullptr) {
+    pool_->disk_->file.shrink(0);
+    // Whoever is paused beside this one needs a buffer to come back, also where the budget allows no more.
+    pool_->disk_->staging->trim(pool_->disk_->staging.use_count() > 1 ? 1 : 0);
+  }
   if (pool_->buffer_.is_unsettled()) return;  // copies may still write to stand-ins: they stay
   for (bool is_any = true; is_any;) {
     std::shared_ptr<StandIn> next;  // dies without the lock: giving gigabytes back takes a while
@@ -175,7 +181,7 @@ void Pool::Claim::clear_backup() noexcept {
 
 std::size_t Pool::Claim::backup_bytes() const {
   const Lock lock(pool_->mutex_);
-  return pool_->buffer_.capacity() + pool_->stand_in_bytes();
+  return capacity() + pool_->stand_in_bytes();
 }
 
 void Pool::Claim::set_restore(std::shared_ptr<Fence> fence, bool is_ordered) noexcept {

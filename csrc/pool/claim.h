@@ -28,6 +28,14 @@ class Pool::Claim {
   bool keeps_contents() const { return policy().backup != Backup::kNone && !pool_->is_discarded_; }
   // Whether host memory stands at its addresses over this pause.
   bool is_resident() const { return policy().backup == Backup::kResident && keeps_contents(); }
+  // Whether the contents are on a disk over this pause.
+  bool is_on_disk() const { return policy().backup == Backup::kDisk && keeps_contents(); }
+  DiskStore& disk() const { return *pool_->disk_; }
+  // What positions in the backup are multiples of, in bytes, and how much the backup takes now.
+  std::size_t step() const { return pool_->disk_ == nullptr ? 1 : pool_->disk_->file.step(); }
+  std::size_t capacity() const {
+    return pool_->disk_ == nullptr ? pool_->buffer_.capacity() : pool_->disk_->file.size();
+  }
   void set_discarded(bool is_discarded) noexcept { pool_->is_discarded_ = is_discarded; }
 
   // In allocation order. Stable while the claim lasts.
@@ -60,9 +68,9 @@ class Pool::Claim {
     return static_cast<const digest::Digest*>(pool_->digest_memory_->start());
   }
   void leak_digests() noexcept;
-  // Gives the backup's host memory back, and forgets what was in it.
+  // Gives the backup's host memory, or its space on a disk, back, and forgets what was in it.
   void clear_backup() noexcept;
-  std::size_t backup_bytes() const;  // of host memory that it would give back
+  std::size_t backup_bytes() const;  // that it would give back
 
   // Where each live run of bytes goes in a backup, in allocation order, packed from position 0. What is
   // `dead` is no contents.

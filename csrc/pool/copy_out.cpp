@@ -30,10 +30,11 @@ void cut_into_blocks(const Piece& run, std::vector<Piece>& blocks) {
 
 // Gaps between what stays add up, where what comes later is too large for them. Whether they are why the
 // backup would have to grow: then it costs less to copy everything anew, one after the other.
-bool is_scattered(const Image& blocks, std::size_t end, std::size_t capacity) {
-  if (end <= capacity) return false;
-  const std::size_t gaps = end - bytes_stored(blocks);
-  return gaps > 0 && (gaps > end / 8 || !host_budget::allows(end - capacity));
+bool is_scattered(const Image& blocks, std::size_t end, const Pool::Claim& claim) {
+  if (end <= claim.capacity()) return false;
+  const std::size_t gaps = end - bytes_stored(blocks, claim.step());
+  return gaps > 0 &&
+         (gaps > end / 8 || (!claim.is_on_disk() && !host_budget::allows(end - claim.capacity())));
 }
 
 }  // namespace
@@ -41,29 +42,38 @@ bool is_scattered(const Image& blocks, std::size_t end, std::size_t capacity) {
 CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& interrupt)
     : claim_(claim),
       digest_memory_(claim),
+      disk_space_(claim),
       is_exposed_(claim.buffer().is_shared()),
       image_(claim.plan_image(dead)) {
   if (claim.is_resident()) {
     copies_ = image_;
     return;
   }
+  if (claim.is_on_disk()) DiskFile::check(claim.disk().file.directory());
   if (claim.has_digests()) {
     Stopwatch watch;
     place_by_digest(interrupt);
     seconds_digesting_ = watch.total();
   } else {
     copies_ = image_;
-    wanted_ = bytes_of(image_);
+    wanted_ = end_of(image_, claim.step());
   }
 }
 
 std::size_t CopyOut::bytes_missing() const {
   if (claim_.is_resident()) return StandIns::bytes_missing(claim_);
+  if (claim_.is_on_disk()) return 0;
   return wanted_ - std::min(wanted_, claim_.buffer().capacity());
 }
 
+std::size_t CopyOut::reserve() {
+  if (!claim_.is_on_disk()) return 0;
+  const std::size_t before = claim_.capacity();
+  return claim_.disk().file.grow(wanted_) ? 0 : wanted_ - before;
+}
+
 CopyOut::~CopyOut() {
-  if (bytes_ == 0 || drain(claim_)) return;
+  if (bytes_ == 0 || claim_.is_on_disk() || drain(claim_)) return;
   problems::record({claim_.pool().tag(), ": copies to the backup could not be awaited"});
   claim_.buffer().set_unsettled();
 }
@@ -88,9 +98,9 @@ void CopyOut::place_by_digest(const Interrupt& interrupt) {
     }
   }
   if (is_exposed_) claim_.set_stored(false);
-  Placed placed = place_blocks(blocks, claim_.stored(), digest_of_zeros());
-  if (is_scattered(blocks, placed.end, claim_.buffer().capacity())) {
-    placed = place_blocks(blocks, nullptr, digest_of_zeros());
+  Placed placed = place_blocks(blocks, claim_.stored(), digest_of_zeros(), claim_.step());
+  if (is_scattered(blocks, placed.end, claim_)) {
+    placed = place_blocks(blocks, nullptr, digest_of_zeros(), claim_.step());
   }
   image_.swap(blocks);
   copies_.swap(placed.copies);
@@ -98,6 +108,7 @@ void CopyOut::place_by_digest(const Interrupt& interrupt) {
 }
 
 void CopyOut::start(const Interrupt& interrupt) {
+  if (claim_.is_on_disk()) return write_to_disk(interrupt);
   if (claim_.is_resident()) {
     Stopwatch watch;
     stand_ins_ = std::make_unique<StandIns>(claim_, interrupt);
@@ -126,6 +137,21 @@ void CopyOut::start(const Interrupt& interrupt) {
   if (!batch.empty()) end_batch(batch);
 }
 
+// All of it, before anything is given away: releasing is short beside a disk, and what may still fail by then
+// has not.
+void CopyOut::write_to_disk(const Interrupt& interrupt) {
+  DiskPlan plan(claim_.step(), Staging::kBuffer);
+  std::vector<Segment*> segments = claim_.segments();
+  for (const Segment* segment : segments) {
+    for (const Piece& piece : copies_[segment->serial]) plan.add(*segment, piece);
+  }
+  if (!copies_.empty()) claim_.set_stored(false);  // from here on it is being overwritten
+  DiskOut out(claim_, plan.take(), interrupt);
+  out.run();
+  bytes_ = out.bytes();
+  if (!segments.empty()) end_batch(segments);
+}
+
 void CopyOut::end_batch(std::vector<Segment*>& segments) {
   auto copied = std::make_shared<Event>(claim_.device());
   claim_.stream().record(*copied);
@@ -140,6 +166,7 @@ void CopyOut::keep(const Interrupt& interrupt) {
 void CopyOut::commit() noexcept {
   claim_.set_stored(claim_.has_digests() && !is_exposed_);
   digest_memory_.keep();
+  disk_space_.keep();
   if (stand_ins_ != nullptr) stand_ins_->keep();
 }
 

@@ -6,6 +6,7 @@
 
 #include "backup/provision.h"
 #include "pool/claim.h"
+#include "pool/disk_out.h"
 #include "pool/stand_ins.h"
 
 namespace fencepool {
@@ -30,8 +31,12 @@ class CopyOut {
 
   // Host memory that the pool does not have yet.
   std::size_t bytes_missing() const;
-  // Provisions it, and submits every copy as soon as the memory it goes to is ready. Needs a Device::Scope.
-  // Throws kHostMemory.
+  // Takes the space on a disk that the pool does not have yet. How much of it the file system has not set
+  // aside, since it cannot: require_disk() asks whether so much is free. Throw kDisk.
+  std::size_t reserve();
+  void require_disk(std::size_t bytes) const { claim_.disk().file.require_free(bytes); }
+  // Provisions host memory, and submits every copy as soon as the memory it goes to is ready. Where the
+  // contents go to a disk, returns when they are there. Needs a Device::Scope. Throws kHostMemory, kDisk.
   void start(const Interrupt& interrupt);
   // The host memory and the places of the contents stay with the pool: from here on the backup is true
   // for every segment whose copies have ended.
@@ -64,6 +69,26 @@ class CopyOut {
     bool is_kept_;
   };
 
+  // The space on a disk goes again when a pause fails that took it, unless the pool is paused by now.
+  class DiskSpace {
+   public:
+    explicit DiskSpace(Pool::Claim& claim) : claim_(claim), before_(claim.capacity()) {}
+    ~DiskSpace() {
+      if (!is_kept_ && claim_.is_on_disk() && claim_.state() != State::kPaused) {
+        claim_.disk().file.shrink(before_);
+      }
+    }
+    DiskSpace(const DiskSpace&) = delete;
+    DiskSpace& operator=(const DiskSpace&) = delete;
+    void keep() noexcept { is_kept_ = true; }
+
+   private:
+    Pool::Claim& claim_;
+    const std::size_t before_;  // bytes
+    bool is_kept_ = false;
+  };
+
+  void write_to_disk(const Interrupt& interrupt);
   void place_by_digest(const Interrupt& interrupt);
   void copy_to_stand_in(const Segment& segment, const Piece& piece);
   void copy(CUdeviceptr from, const Piece& piece, const Interrupt& interrupt);
@@ -71,6 +96,7 @@ class CopyOut {
 
   Pool::Claim& claim_;
   DigestMemory digest_memory_;
+  DiskSpace disk_space_;
   // Somebody holds a view of the backup, and may have written to it or do so later: neither what it held nor
   // what it gets now can be relied on by any other pause.
   const bool is_exposed_;

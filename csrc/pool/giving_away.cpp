@@ -146,7 +146,7 @@ void GivingAway::take_back(Error* error) noexcept {
       Restore restore(*claim);
       restore.take_memory();
       restore.map();
-      if (restore.submit(/*is_fine=*/false) != nullptr && !drain(*claim)) {
+      if (restore.submit(/*is_fine=*/false, {}) != nullptr && !drain(*claim)) {
         throw Error(Kind::kDriver, "copies from the backup could not be awaited");
       }
       restore.commit();

@@ -90,30 +90,21 @@ std::vector<std::pair<std::size_t, std::size_t>> places_of(const Image& blocks) 
 // Hands out what lies between the positions in use, then what lies behind them.
 class Gaps {
  public:
-  explicit Gaps(const Image& blocks) : used_(places_of(blocks)) {}
+  Gaps(const Image& blocks, std::size_t step) : used_(places_of(blocks)), step_(step) {}
   std::size_t take(std::size_t size) {
     while (next_ < used_.size() && used_[next_].first < at_ + size) {
-      at_ = std::max(at_, used_[next_].first + used_[next_].second);
+      at_ = std::max(at_, in_steps(used_[next_].first + used_[next_].second, step_));
       ++next_;
     }
-    return std::exchange(at_, at_ + size);
+    return std::exchange(at_, at_ + in_steps(size, step_));
   }
 
  private:
   const std::vector<std::pair<std::size_t, std::size_t>> used_;
+  const std::size_t step_;
   std::size_t next_ = 0;
   std::size_t at_ = 0;
 };
-
-std::size_t end_of(const Image& image) {
-  std::size_t end = 0;
-  for (const auto& [segment, pieces] : image) {
-    for (const Piece& piece : pieces) {
-      if (piece.position != kZeros) end = std::max(end, piece.position + piece.size);
-    }
-  }
-  return end;
-}
 
 // Leaves every block where it is stored, if it is what it was; the others are missing.
 std::vector<Missing> find_missing(Image& blocks, const Image& stored, const digest::Digest& zeros,
@@ -170,10 +161,20 @@ std::size_t bytes_of(const Image& image) {
   return bytes;
 }
 
-std::size_t bytes_stored(const Image& image) {
+std::size_t bytes_stored(const Image& image, std::size_t step) {
   std::size_t bytes = 0;
-  for (const auto& [position, size] : places_of(image)) bytes += size;
+  for (const auto& [position, size] : places_of(image)) bytes += in_steps(size, step);
   return bytes;
+}
+
+std::size_t end_of(const Image& image, std::size_t step) {
+  std::size_t end = 0;
+  for (const auto& [segment, pieces] : image) {
+    for (const Piece& piece : pieces) {
+      if (piece.position != kZeros) end = std::max(end, in_steps(piece.position + piece.size, step));
+    }
+  }
+  return end;
 }
 
 void append_run(std::vector<Piece>& runs, const Piece& piece) {
@@ -189,11 +190,11 @@ void append_run(std::vector<Piece>& runs, const Piece& piece) {
   runs.push_back({piece.offset, piece.size, piece.position});
 }
 
-Placed place_blocks(Image& blocks, const Image* stored, const digest::Digest& zeros) {
+Placed place_blocks(Image& blocks, const Image* stored, const digest::Digest& zeros, std::size_t step) {
   static const Image nothing;
   const Image& before = stored == nullptr ? nothing : *stored;
   Placed placed;
-  Used used(end_of(before));
+  Used used(end_of(before, step));
   std::vector<Missing> missing = find_missing(blocks, before, zeros, used);
   find_elsewhere(missing, before, used);
   const auto needs_place = [&](std::size_t i) { return missing[i].same == i && !missing[i].is_found; };
@@ -209,7 +210,7 @@ Placed place_blocks(Image& blocks, const Image* stored, const digest::Digest& ze
     }
   }
   if (!homeless.empty()) {
-    Gaps gaps(blocks);
+    Gaps gaps(blocks, step);
     for (const std::size_t i : homeless) missing[i].block->position = gaps.take(missing[i].block->size);
   }
   for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -219,7 +220,7 @@ Placed place_blocks(Image& blocks, const Image* stored, const digest::Digest& ze
       missing[i].block->position = missing[missing[i].same].block->position;
     }
   }
-  placed.end = end_of(blocks);
+  placed.end = end_of(blocks, step);
   return placed;
 }
 

@@ -16,6 +16,13 @@ constexpr const char* kHostIsFull =
     "Nothing was changed. Free host memory, raise the container's limit, or use a pool with backup=\"none\"";
 
 constexpr const char* kBudgetIsSpent = "Nothing was changed";
+constexpr const char* kDiskFailed =
+    "Nothing was changed. Free space there, or use a pool with another directory, then pause again";
+
+const char* advice_for(const Error& error) {
+  if (error.kind == Kind::kHostMemory) return kHostIsFull;
+  return error.kind == Kind::kDisk ? kDiskFailed : kUnchanged;
+}
 
 std::size_t bytes_of(const Pool::Claim& claim) {
   std::size_t bytes = 0;
@@ -32,8 +39,7 @@ void for_each(const Copies& copies, Work work) {
       const Device::Scope scope(claim.device());
       work(*copy);
     } catch (Error& error) {
-      claim.pool().explain(error, bytes_of(claim),
-                           error.kind == Kind::kHostMemory ? kHostIsFull : kUnchanged);
+      claim.pool().explain(error, bytes_of(claim), advice_for(error));
       throw;
     }
   }
@@ -54,6 +60,18 @@ void require_budget(const Copies& copies) {
   }
 }
 
+// All pools take what they need of disks before the first of them writes anything. Where a file system sets
+// nothing aside, they have to fit into what is free together.
+void reserve_disks(const Copies& copies) {
+  std::map<std::string, std::size_t> unreserved;  // bytes, by directory
+  for_each(copies, [&unreserved](CopyOut& copy) {
+    const std::size_t bytes = copy.reserve();
+    if (bytes == 0) return;
+    std::size_t& all = unreserved[copy.claim().policy().directory];
+    copy.require_disk(all += bytes);
+  });
+}
+
 }  // namespace
 
 Copies start_copies(Claims& claims, const PauseOptions& options) {
@@ -65,12 +83,18 @@ Copies start_copies(Claims& claims, const PauseOptions& options) {
       const Device::Scope scope(claim->device());
       copies.push_back(std::make_unique<CopyOut>(*claim, options.dead, options.interrupt));
     } catch (Error& error) {
-      claim->pool().explain(error, bytes_of(*claim), kUnchanged);
+      claim->pool().explain(error, bytes_of(*claim), advice_for(error));
       throw;
     }
   }
   require_budget(copies);
-  for_each(copies, [&options](CopyOut& copy) { copy.start(options.interrupt); });
+  reserve_disks(copies);
+  // Copies to a disk hold the host: the others run meanwhile.
+  for (const bool is_on_disk : {false, true}) {
+    for_each(copies, [&](CopyOut& copy) {
+      if (copy.claim().is_on_disk() == is_on_disk) copy.start(options.interrupt);
+    });
+  }
   for (const auto& copy : copies) {
     copy->keep(options.interrupt);
     claims.report_of(copy->claim()).bytes_copied = copy->bytes();

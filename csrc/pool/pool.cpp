@@ -8,8 +8,13 @@
 
 namespace fencepool {
 
-Pool::Pool(std::uint64_t id, std::string tag, Device& device, Policy policy)
-    : id_(id), tag_(std::move(tag)), device_(device), policy_(policy), buffer_(device) {}
+Pool::Pool(std::uint64_t id, std::string tag, Device& device, Policy policy, std::unique_ptr<DiskStore> disk)
+    : id_(id),
+      tag_(std::move(tag)),
+      device_(device),
+      policy_(std::move(policy)),
+      buffer_(device),
+      disk_(std::move(disk)) {}
 
 Pool::~Pool() = default;
 
@@ -85,6 +90,10 @@ PoolStatus Pool::status() {
   status.bytes_used -= freed_bytes();
   status.bytes_backed_up = backed_up_;
   status.host_bytes = is_settled ? buffer_.capacity() + stand_in_bytes() : host_bytes_;
+  if (disk_ != nullptr) {
+    status.disk_bytes = is_settled ? disk_->file.size() : disk_bytes_;
+    status.is_direct = disk_->file.is_direct();
+  }
   status.has_digests = has_digests();
   status.pending_frees = freed_count();
   status.last_pause = last_pause_;
@@ -104,15 +113,34 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
       stand_ins.keep();
       return stand_ins.bytes_added();
     }
+    if (policy_.backup == Backup::kDisk) return prepare_disk(claim);
     Provision provision(buffer_, bytes_of(claim.plan_image({})));
     provision.keep(interrupt);
     return provision.bytes_added();
   } catch (Error& error) {
     if (error.kind == Kind::kHostMemory || error.kind == Kind::kDriver) {
       explain(error, 0, "Nothing was changed. Free host memory, or raise the container's limit");
+    } else if (error.kind == Kind::kDisk) {
+      explain(error, 0, "Nothing was changed. Free space there, or use another directory");
     }
     throw;
   }
+}
+
+// Space for what is live now, and the buffers to it.
+std::size_t Pool::prepare_disk(Claim& claim) {
+  DiskFile& file = disk_->file;
+  DiskFile::check(file.directory());
+  const std::size_t before = file.size();
+  const std::size_t wanted = end_of(claim.plan_image({}), file.step());
+  try {
+    if (!file.grow(wanted)) file.require_free(wanted - before);
+    disk_->staging->prepare((wanted + Staging::kBuffer - 1) / Staging::kBuffer);
+  } catch (...) {
+    file.shrink(before);
+    throw;
+  }
+  return file.size() - before;
 }
 
 std::size_t Pool::trim(const Interrupt& interrupt) {
@@ -129,7 +157,7 @@ std::size_t Pool::trim(const Interrupt& interrupt) {
   claim.settle();
   const std::size_t bytes = claim.backup_bytes();
   claim.clear_backup();
-  return bytes;
+  return bytes - claim.backup_bytes();
 }
 
 void Pool::close(const Interrupt& interrupt) {
@@ -154,6 +182,11 @@ void Pool::close(const Interrupt& interrupt) {
   }
   stream_.reset();
   claim.clear_backup();
+  std::unique_ptr<DiskStore> disk;
+  {
+    const Lock lock(mutex_);
+    disk.swap(disk_);
+  }
   image_.clear();
   restore_.reset();
 }

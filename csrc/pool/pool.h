@@ -4,11 +4,13 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "backup/disk_store.h"
 #include "backup/host_buffer.h"
 #include "backup/pinned_memory.h"
 #include "base/interrupt.h"
@@ -25,6 +27,7 @@ enum class Backup {
   kNone,
   kHost,      // in pinned memory, out of reach of the tensors
   kResident,  // in host memory that stands at the tensors' addresses
+  kDisk,      // in a file
 };
 enum class Digests {
   kNone,       // every byte is copied at every pause
@@ -37,6 +40,7 @@ struct Policy {
   bool is_retained = true;       // keep the backup's host memory between cycles
   Fill fill = Fill::kUndefined;  // what a pool without backup holds after a resume
   Digests digests = Digests::kAvailable;
+  std::string directory{};  // of the file, for a backup on a disk
 };
 
 enum class State { kActive, kPaused };
@@ -53,6 +57,8 @@ struct PoolStatus {
   std::size_t bytes_used = 0;       // by live tensors
   std::size_t bytes_backed_up = 0;  // contents in the backup now, while paused
   std::size_t host_bytes = 0;       // host memory held for the backup
+  std::size_t disk_bytes = 0;       // of a disk, the same
+  std::optional<bool> is_direct;    // the disk is read and written past the page cache
   bool has_digests = false;         // only blocks that changed are copied to the backup
   std::size_t pending_frees = 0;    // blocks whose last work has not ended
   Phases last_pause, last_resume;
@@ -76,7 +82,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   static constexpr std::size_t kBatchSegment = std::size_t{1} << 30;  // of allocate_batch()
   static constexpr std::size_t kLargest = std::size_t{1} << 47;       // no address space holds more
 
-  Pool(std::uint64_t id, std::string tag, Device& device, Policy policy);
+  // `disk` is there for a backup on a disk alone.
+  Pool(std::uint64_t id, std::string tag, Device& device, Policy policy, std::unique_ptr<DiskStore> disk);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -113,9 +120,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void explain(Error& error, std::size_t wanted, const char* advice) const noexcept;
 
   // Whether only blocks that changed are copied to the backup.
-  bool has_digests() const {
-    return policy_.backup == Backup::kHost && policy_.digests == Digests::kAvailable &&
-           device_.digest_kernel() != nullptr;
+  bool has_digests() const { return wants_digests(policy_) && device_.digest_kernel() != nullptr; }
+
+  static bool wants_digests(const Policy& policy) {
+    return (policy.backup == Backup::kHost || policy.backup == Backup::kDisk) &&
+           policy.digests == Digests::kAvailable;
   }
 
   // What a transition needs: the state, and the insides while the claim lasts. See claim.h.
@@ -139,7 +148,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::unique_ptr<Block>> make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                   const Interrupt& interrupt) EXCLUDES(mutex_);
 
+  std::size_t prepare_disk(Claim& claim);
   std::vector<BackupPart> stand_in_of(const Segment& segment, std::size_t offset, std::size_t size) const;
+  BackupPart read_from_disk(Claim& claim, const Segment& segment, std::size_t offset, std::size_t size,
+                            const Interrupt& interrupt) const;
   void expose(Claim& claim, std::vector<Piece>& pieces, std::size_t offset, std::size_t end);
 
   // freeing.cpp
@@ -173,6 +185,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Phases last_resume_ GUARDED_BY(mutex_);
   std::size_t backed_up_ GUARDED_BY(mutex_) = 0;
   std::size_t host_bytes_ GUARDED_BY(mutex_) = 0;  // at the end of the last claim
+  std::size_t disk_bytes_ GUARDED_BY(mutex_) = 0;  // the same
   // Segments up to this serial may still be written by the last restore: no block is taken from their
   // gaps before its fence is done. 0: none.
   std::uint64_t restoring_until_ GUARDED_BY(mutex_) = 0;
@@ -183,6 +196,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Belongs to whoever has claimed the pool; `restore_` may be read under the lock while unclaimed.
   std::unique_ptr<Stream> stream_;
   HostBuffer buffer_;
+  std::unique_ptr<DiskStore> disk_;              // null: the backup is none or elsewhere
   Image image_;                                  // where the contents are; while active, where they were
   bool is_stored_ = false;                       // the backup holds what `image_` says, by its digests
   std::unique_ptr<PinnedMemory> digest_memory_;  // where the device puts them

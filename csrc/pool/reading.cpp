@@ -1,6 +1,9 @@
 // Reading what a paused pool holds from its backup.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <set>
 
 #include "digest/format.h"
@@ -15,6 +18,9 @@ Error not_backed_up(const Pool& pool, std::size_t size, const std::string& why) 
   error.pool = pool.tag();
   return error;
 }
+
+constexpr const char* kUnread = "The pool is still paused; nothing was changed";
+constexpr const char* kNotLive = "they were no live tensor when it was paused";
 
 // Appends a run of bytes, to the last part where it goes on there.
 void append(std::vector<BackupPart>& parts, std::shared_ptr<const HostChunk> chunk, const char* start,
@@ -72,6 +78,7 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, b
   }
   const std::size_t offset = address - found->range.address();
   if (policy_.backup == Backup::kResident) return stand_in_of(*found, offset, size);
+  if (policy_.backup == Backup::kDisk) return {read_from_disk(claim, *found, offset, size, interrupt)};
   std::vector<BackupPart> parts;
   std::shared_ptr<const char> zeros;
   const std::size_t end = offset + size;
@@ -88,7 +95,7 @@ std::vector<BackupPart> Pool::backup_of(CUdeviceptr address, std::size_t size, b
           }
         });
   }
-  if (reached < end) throw not_backed_up(*this, size, "they were no live tensor when it was paused");
+  if (reached < end) throw not_backed_up(*this, size, kNotLive);
   if (is_view && parts.size() == 1) expose(claim, pieces->second, offset, end);
   return parts;
 }
@@ -98,6 +105,51 @@ std::vector<BackupPart> Pool::stand_in_of(const Segment& segment, std::size_t of
                                           std::size_t size) const {
   const auto* start = reinterpret_cast<const char*>(segment.stand_in->window.address() + offset);
   return {{{}, segment.stand_in, start, size}};
+}
+
+// A copy: what is on a disk has no memory of its own.
+BackupPart Pool::read_from_disk(Claim& claim, const Segment& segment, std::size_t offset, std::size_t size,
+                                const Interrupt& interrupt) const {
+  DiskFile& file = claim.disk().file;
+  const std::size_t step = file.step();
+  constexpr std::size_t kAtOnce = Staging::kBuffer;
+  const std::shared_ptr<char> whole(new char[size], std::default_delete<char[]>());
+  const std::unique_ptr<char, void (*)(void*)> room(static_cast<char*>(std::aligned_alloc(step, kAtOnce)),
+                                                    std::free);
+  if (room == nullptr) throw std::bad_alloc();
+  char* to = whole.get();
+  const auto read = [&](const Piece& piece, std::size_t inside, std::size_t part) {
+    if (piece.position == kZeros) {
+      std::memset(to, 0, part);
+      to += part;
+      return;
+    }
+    for (std::size_t at = piece.position + inside, end = at + part; at < end;) {
+      const std::size_t first = at / step * step;
+      const std::size_t last = std::min(in_steps(end, step), first + kAtOnce);
+      file.read(first, room.get(), last - first);
+      const std::size_t got = std::min(end, last) - at;
+      std::memcpy(to, room.get() + (at - first), got);
+      to += got;
+      at += got;
+      if (interrupt) interrupt();
+    }
+  };
+  std::vector<Piece> runs;
+  for (const Piece& piece : claim.image()[segment.serial]) append_run(runs, piece);
+  std::size_t reached = offset;
+  try {
+    reached = for_each_piece(runs, offset, offset + size, read);
+  } catch (DiskFile::Ended& error) {
+    error.message += ", in the segment at " + format_address(segment.range.address());
+    explain(error, size, kUnread);
+    throw Error(error);
+  } catch (Error& error) {
+    explain(error, size, kUnread);
+    throw;
+  }
+  if (reached < offset + size) throw not_backed_up(*this, size, kNotLive);
+  return {{}, whole, whole.get(), size};
 }
 
 // What is written to a view is restored, so it must be the only place that these bytes come from, and

@@ -20,7 +20,20 @@ State& the_state() {
 }
 
 bool is_same(const Policy& a, const Policy& b) {
-  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill && a.digests == b.digests;
+  return a.backup == b.backup && a.is_retained == b.is_retained && a.fill == b.fill &&
+         a.digests == b.digests && a.directory == b.directory;
+}
+
+// Null for a backup that is none or elsewhere.
+std::unique_ptr<DiskStore> make_disk(Device& device, const std::string& tag, const Policy& policy) {
+  if (policy.backup != Backup::kDisk) return nullptr;
+  try {
+    return std::make_unique<DiskStore>(device, policy.directory);
+  } catch (Error& error) {
+    error.pool = tag;
+    error.message = "pool '" + tag + "' on " + device.name() + " was not made: " + error.message;
+    throw;
+  }
 }
 
 }  // namespace
@@ -30,16 +43,23 @@ std::shared_ptr<Pool> get_pool(Device& device, const std::string& tag, const Pol
   if (tag.empty()) throw Error(Kind::kInvalid, "a tag must not be empty");
   if (tag.find('\0') != std::string::npos) throw Error(Kind::kInvalid, "a tag must not hold a NUL character");
   // While memory is at hand. Without kernels every byte is copied, as the pool's status says.
-  if (policy.backup == Backup::kHost && policy.digests == Digests::kAvailable) {
-    static_cast<void>(device.load_kernels());
-  }
+  if (Pool::wants_digests(policy)) static_cast<void>(device.load_kernels());
   State& state = the_state();
-  const Lock lock(state.mutex);
-  for (const auto& pool : state.pools) {
-    const bool is_it = &pool->device() == &device && pool->tag() == tag && is_same(pool->policy(), policy);
-    if (is_it && !pool->is_closed()) return pool;
+  const auto find = [&]() REQUIRES(state.mutex) {
+    for (const auto& pool : state.pools) {
+      const bool is_it = &pool->device() == &device && pool->tag() == tag && is_same(pool->policy(), policy);
+      if (is_it && !pool->is_closed()) return pool;
+    }
+    return std::shared_ptr<Pool>();
+  };
+  {
+    const Lock lock(state.mutex);
+    if (auto found = find()) return found;
   }
-  state.pools.push_back(std::make_shared<Pool>(state.next_id, tag, device, policy));
+  auto disk = make_disk(device, tag, policy);  // without the lock: a disk may take its time
+  const Lock lock(state.mutex);
+  if (auto found = find()) return found;
+  state.pools.push_back(std::make_shared<Pool>(state.next_id, tag, device, policy, std::move(disk)));
   ++state.next_id;
   return state.pools.back();
 }

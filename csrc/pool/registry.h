@@ -10,7 +10,8 @@
 namespace fencepool::registry {
 
 // The open pool of that tag, device and policy, made when there is none. Thread-safe.
-// Throws kInvalid for an empty tag or one with a NUL, kUnavailable for a device that cannot serve.
+// Throws kInvalid for an empty tag or one with a NUL, kUnavailable for a device that cannot serve, kDisk for
+// a directory that cannot.
 std::shared_ptr<Pool> get_pool(Device& device, const std::string& tag, const Policy& policy);
 // In the order they were made.
 std::vector<std::shared_ptr<Pool>> pools();

@@ -7,6 +7,7 @@
 #include "base/retry.h"
 #include "pool/claims.h"
 #include "pool/digest_pass.h"
+#include "pool/disk_in.h"
 
 namespace fencepool {
 
@@ -119,15 +120,21 @@ void Restore::map(Staged& staged) {
   staged.mapping = std::make_unique<Mapping>(staged.segment.range, staged.memory());
 }
 
-std::shared_ptr<const Marks> Restore::submit(bool is_fine) {
+std::shared_ptr<const Marks> Restore::submit(bool is_fine, const Interrupt& interrupt) {
   const Device::Scope scope(claim_.device());
+  interrupt_ = interrupt;
   if (!begin(is_fine)) return nullptr;
-  for (const auto& staged : staged_) bring_back(*staged);
+  if (claim_.is_on_disk()) {
+    read_back(0, staged_.size());
+  } else {
+    for (const auto& staged : staged_) bring_back(*staged);
+  }
   return marker_->finish();
 }
 
-void Restore::start(bool is_fine) {
+void Restore::start(bool is_fine, const Interrupt& interrupt) {
   const Device::Scope scope(claim_.device());
+  interrupt_ = interrupt;
   static_cast<void>(begin(is_fine));
 }
 
@@ -146,7 +153,11 @@ Restore::Step Restore::advance() {
   taking_ += watch.lap();
   map(staged);
   mapping_ += watch.lap();
-  if (marker_ != nullptr) bring_back(staged);
+  if (marker_ != nullptr && claim_.is_on_disk()) {
+    read_back(next_, next_ + 1);
+  } else if (marker_ != nullptr) {
+    bring_back(staged);
+  }
   submitting_ += watch.lap();
   ++next_;
   return Step::kMoved;
@@ -180,6 +191,39 @@ void Restore::bring_back(const Staged& staged) {
     copy_back(staged.segment, stream);
   }
   marker_->end_segment();
+}
+
+// The contents of those of staged_, from a disk. One after the other, so that what is read ahead may belong
+// to the segments behind.
+void Restore::read_back(std::size_t first, std::size_t last) {
+  DiskPlan plan(claim_.step(), Staging::kBuffer);
+  for (std::size_t i = first; i < last; ++i) {
+    const Segment& segment = staged_[i]->segment;
+    const auto found = claim_.image().find(segment.serial);
+    if (segment.has_contents_kept || found == claim_.image().end()) continue;
+    for (const Piece& piece : found->second) plan.add(segment, piece);
+    plan.end_segment();
+  }
+  const auto bring = [this](const DiskLoad::Part& part, const char* from) { bring_part(part, from); };
+  DiskIn(claim_, plan.take(), bring, interrupt_).run();
+}
+
+void Restore::bring_part(const DiskLoad::Part& part, const char* from) {
+  Driver& driver = claim_.device().driver();
+  const CUstream stream = claim_.stream().get();
+  for (std::size_t done = 0; done < part.size;) {
+    const CUdeviceptr to = part.segment->range.address() + part.offset + done;
+    const std::size_t size = std::min(part.size - done, marker_->room());
+    if (from == nullptr) {
+      driver.check<Call::cuMemsetD8Async>(to, static_cast<unsigned char>(0), size, stream);
+    } else {
+      driver.check<Call::cuMemcpyHtoDAsync>(to, static_cast<const void*>(from + done), size, stream);
+      bytes_copied_ += size;
+    }
+    marker_->add(to, size);
+    done += size;
+  }
+  if (part.is_last) marker_->end_segment();
 }
 
 std::size_t Restore::bytes_to_bring_back() const {

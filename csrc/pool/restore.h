@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "pool/claim.h"
+#include "pool/disk_plan.h"
 
 namespace fencepool {
 
@@ -25,13 +26,14 @@ class Restore {
   // Maps it where it was.
   void map();
   // Submits what brings the contents back, in allocation order, and returns the events behind it; null
-  // when there is nothing to bring back. With `is_fine`, parts of it can be waited for.
-  std::shared_ptr<const Marks> submit(bool is_fine);
+  // when there is nothing to bring back. With `is_fine`, parts of it can be waited for. Contents on a disk
+  // are read meanwhile, which holds the caller. Throws kDisk.
+  std::shared_ptr<const Marks> submit(bool is_fine, const Interrupt& interrupt);
   // Compares what has been brought back with its digests, and waits for that. Throws kCorrupted.
   void verify(const Interrupt& interrupt);
 
   // The same in steps, for a swap: start(), then advance() until there is nothing left, then finish().
-  void start(bool is_fine);
+  void start(bool is_fine, const Interrupt& interrupt);
   enum class Step { kDone, kNoMemory, kMoved };
   // The next segment in allocation order: takes its memory, maps it and submits its copies. kNoMemory: the
   // device has too little for it now, and nothing was taken.
@@ -54,6 +56,8 @@ class Restore {
   static void map(Staged& staged);
   bool begin(bool is_fine);
   void bring_back(const Staged& staged);
+  void read_back(std::size_t first, std::size_t last);
+  void bring_part(const DiskLoad::Part& part, const char* from);
   std::size_t bytes_to_bring_back() const;
   void copy_back(const Segment& segment, CUstream stream);
   void copy_run(const Segment& segment, const Piece& run, CUstream stream);
@@ -64,6 +68,7 @@ class Restore {
   double taking_ = 0, mapping_ = 0, submitting_ = 0;
   bool is_zeroed_ = false;
   bool is_running_ = false;
+  Interrupt interrupt_;
   std::unique_ptr<Marker> marker_;  // while there is something to bring back
   std::size_t bytes_copied_ = 0;
   std::size_t bytes_mapped_ = 0;

@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kNotHandedOut =
     "Nothing was handed out, and everything is still paused. resume(verify=False) brings back what there is; "
     "load the contents anew after that";
+constexpr const char* kUnread = "Everything is still paused; resume again when the file can be read";
 constexpr const char* kStillPaused = "Everything is still paused and its contents are safe; resume again";
 
 // Does `work` for each pool, and adds the pool at work to whatever it fails with.
@@ -22,7 +23,9 @@ void for_each(Restores& restores, Work work) {
     try {
       work(*restore);
     } catch (Error& error) {
-      const char* advice = error.kind == Kind::kCorrupted ? kNotHandedOut : kStillPaused;
+      const char* advice = error.kind == Kind::kCorrupted ? kNotHandedOut
+                           : error.kind == Kind::kDisk    ? kUnread
+                                                          : kStillPaused;
       restore->claim().pool().explain(error, restore->bytes_wanted(), advice);
       throw;
     }
@@ -63,6 +66,24 @@ void take_all_memory(Restores& restores, double wait, const Interrupt& interrupt
   }
 }
 
+// The events behind each restore. What comes from a disk holds the host: everything else is under way by
+// then.
+std::vector<std::shared_ptr<const Marks>> submit(Restores& restores, bool is_fine, const Interrupt& interrupt,
+                                                 TransitionReport& report) {
+  std::vector<std::shared_ptr<const Marks>> marks(restores.size());
+  for (const bool is_on_disk : {false, true}) {
+    auto mark = marks.begin();
+    for_each(restores, [&](Restore& restore) {
+      if (restore.claim().is_on_disk() == is_on_disk) *mark = restore.submit(is_fine, interrupt);
+      ++mark;
+    });
+  }
+  for (const auto& restore : restores) {
+    if (restore->claim().is_on_disk()) report.is_host_held = true;
+  }
+  return marks;
+}
+
 // With retain=False the host memory goes back within the call: only after the restore has read it. The
 // resume itself has happened, so a failure here keeps the backup and is noted.
 void give_backups_back(Restores& restores) noexcept {
@@ -70,7 +91,8 @@ void give_backups_back(Restores& restores) noexcept {
     Pool::Claim& claim = restore->claim();
     if (claim.policy().backup == Backup::kNone || claim.policy().is_retained) continue;
     try {
-      static_cast<void>(claim.restore()->synchronize(-1, {}));
+      // What came from a disk has left the file by now.
+      if (!claim.is_on_disk()) static_cast<void>(claim.restore()->synchronize(-1, {}));
       claim.settle();
       claim.set_image({});
       claim.clear_backup();
@@ -96,7 +118,7 @@ std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared
 }  // namespace
 
 void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report) {
-  if (options.order == Order::kContext) report.is_host_held = fence.order_contexts();
+  if (options.order == Order::kContext && fence.order_contexts()) report.is_host_held = true;
   if (!options.is_host_held) return;
   for (const auto& event : fence.events()) {
     if (!event->device().is_host()) continue;
@@ -166,8 +188,7 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   for_each(restores, [](Restore& restore) { restore.map(); });
   const double mapped = watch.lap();
   const bool is_ordered = options.order == Order::kContext;
-  std::vector<std::shared_ptr<const Marks>> marks;
-  for_each(restores, [&](Restore& restore) { marks.push_back(restore.submit(/*is_fine=*/!is_ordered)); });
+  std::vector<std::shared_ptr<const Marks>> marks = submit(restores, !is_ordered, options.interrupt, report);
   if (options.is_verified) {
     for_each(restores, [&](Restore& restore) { restore.verify(options.interrupt); });
   }

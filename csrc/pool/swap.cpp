@@ -77,8 +77,8 @@ class Arrivals {
     }
   }
 
-  void start() {
-    for_each([this](Restore& restore) { restore.start(is_fine_); });
+  void start(const Interrupt& interrupt) {
+    for_each([&](Restore& restore) { restore.start(is_fine_, interrupt); });
   }
 
   // As far as there is memory now. Whether everything has been submitted.
@@ -108,6 +108,9 @@ class Arrivals {
     report.fence = fences_.whole;
     fencepool::order(*report.fence, options, report);
     fencing_ = watch.lap();
+    for (const auto& restore : restores_) {
+      if (restore->claim().is_on_disk()) report.is_host_held = true;
+    }
     // Ready beforehand, so that nothing can fail once the first pool is active.
     double taking = 0;
     double mapping = 0;
@@ -233,7 +236,7 @@ class Exchange {
       provisioned_ += copy->seconds_waited();
       digested_ += copy->seconds_digesting();
     }
-    arrivals_.start();
+    arrivals_.start(interrupt);
     // The side that takes memory is finished as soon as it can be: what it may fail with comes before what is
     // harder to undo, and before what cannot be undone above all.
     bool is_complete = arrivals_.advance();

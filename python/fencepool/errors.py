@@ -46,6 +46,26 @@ class HostMemoryError(Error, MemoryError):
     """The host has too little memory for a backup. Nothing was changed."""
 
 
+class DiskError(Error, OSError):
+    """The directory of a backup is not fit for it, or its file could not be made, grown, written or read.
+
+    Nothing was changed: a pool that was to be paused is active, one that was to be resumed is paused, and
+    the call can be made again. ``bytes_wanted`` and ``bytes_free`` are of the file system when it is full,
+    ``errno`` and ``strerror`` the system call's; they are None where no call failed.
+
+    Attributes:
+        call: the system call: ``"fallocate"``; empty when none failed.
+        path: the directory.
+    """
+
+    call: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        """The message as it is: OSError would make one of ``errno``."""
+        return str(self.args[0]) if self.args else ""
+
+
 class QuiesceTimeout(Error, TimeoutError):  # noqa: N818 - named for what happened, as TimeoutError is
     """Work in flight did not end in time. Nothing was changed."""
 
@@ -116,6 +136,7 @@ if TYPE_CHECKING:
 _KINDS: dict[str, type[BaseException]] = {
     "driver": DriverError,
     "host_memory": HostMemoryError,
+    "disk": DiskError,
     "quiesce_timeout": QuiesceTimeout,
     "capture": CaptureError,
     "paused": PoolPausedError,
@@ -156,6 +177,7 @@ def from_core(
     call: str,
     code: int,
     status: str,
+    path: str,
     pool: str,
     bytes_wanted: int,
     bytes_free: int,
@@ -168,6 +190,10 @@ def from_core(
         error.pool, error.bytes_wanted, error.bytes_free = pool, bytes_wanted, bytes_free
     if isinstance(error, DriverError):
         error.call, error.status, error.code = call, status, code
+    if isinstance(error, DiskError):
+        error.call, error.path, error.filename = call, path, path
+        if code:
+            error.errno, error.strerror = code, status
     for note in notes:
         add_note(error, note)
     return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     _Made = TypeVar("_Made")
     _Owner = TypeVar("_Owner", bound="torch.nn.Module | torch.Tensor")
 
-Backup = Literal["none", "host", "resident"]
+Backup = Literal["none", "host", "resident", "disk"]
 Fill = Literal["undefined", "zero"]
 
 
@@ -76,13 +77,18 @@ class Pool:
     @property
     def backup(self) -> Backup:
         """Where the contents are while the pool is paused: "none" drops them, "host" keeps them out of reach,
-        "resident" in host memory at the tensors' own addresses.
+        "resident" in host memory at the tensors' own addresses, "disk" in a file.
         """
         return self._core.backup
 
     @property
+    def directory(self) -> str:
+        """Where the file of a backup on a disk lies; it has no name there. Empty for other backups."""
+        return self._core.directory
+
+    @property
     def retain(self) -> bool:
-        """Whether the backup's host memory is kept from one pause to the next."""
+        """Whether the backup's host memory, or its space on a disk, is kept from one pause to the next."""
         return self._core.retain
 
     @property
@@ -191,7 +197,7 @@ class Pool:
                 is written to it is restored then. It keeps its part of the host memory from being given
                 back, and has the next pause copy everything, as digests cannot tell what was written. Of a
                 resident pool it is the same memory as the tensor's, and the way to read it on a GPU's host:
-                synchronise first with kernels that write there.
+                synchronise first with kernels that write there. A backup on a disk has none.
 
         Returns:
             A CPU tensor of the same dtype, shape and strides.
@@ -201,6 +207,8 @@ class Pool:
             ValueError: it does not lie in this pool, has not one dense storage, the pool is active or keeps
                 no backup, or, with ``copy=False``, its backup is in several pieces or shared with equal bytes
                 elsewhere in the pool.
+            UnsupportedError: with ``copy=False``, the backup is on a disk.
+            DiskError: it cannot be read from there.
         """
         from fencepool.pytorch import backups
 
@@ -231,10 +239,12 @@ class Pool:
             progress: show a bar on standard error when it takes longer than a second (an estimate; tqdm).
 
         Returns:
-            Bytes of host memory added; 0 without a backup, when there is enough, or while paused.
+            Bytes of host memory added, or of a disk; 0 without a backup, when there is enough, or while
+            paused.
 
         Raises:
             HostMemoryError: the host has too little; nothing was changed.
+            DiskError: the disk has too little; nothing was changed.
             DriverError: the driver cannot register it (cuMemHostRegister) or, for a resident pool, make or
                 map it; nothing was changed.
         """
@@ -245,6 +255,8 @@ class Pool:
 
     def trim(self) -> int:
         """Give the backup's host memory back; the process's resident memory falls before it returns.
+
+        Of a backup on a disk, its space there, and the pinned buffers to it that no transition uses.
 
         Returns:
             Bytes given back.
@@ -293,6 +305,8 @@ class Pool:
             bytes_used=status["bytes_used"],
             bytes_backed_up=status["bytes_backed_up"],
             host_bytes=status["host_bytes"],
+            disk_bytes=status["disk_bytes"],
+            direct_io=status["is_direct"],
             digests=status["has_digests"],
             pending_frees=status["pending_frees"],
             last_pause=timings(status["last_pause"]) if status["last_pause"] else None,
@@ -450,6 +464,7 @@ def pool(
     retain: bool = True,
     fill: Fill = "undefined",
     digests: bool | None = None,
+    directory: str | os.PathLike[str] | None = None,
 ) -> Pool:
     """Get or create the pool of that tag, device and policy. Thread-safe.
 
@@ -463,17 +478,23 @@ def pool(
             keeps them in host memory that stands at the tensors' own addresses while the pool is paused:
             kernels, copies and the processor go on reading and writing there, at the speed of the link, and
             what they wrote is there after the resume. That memory takes a quarter of a second for a gibibyte
-            to make (:meth:`Pool.prepare` makes it ahead), and a resume waits for the work in flight.
-        retain: keep the backup's host memory from one pause to the next. Without it the memory goes back
-            before each resume returns, which then waits for the restore.
+            to make (:meth:`Pool.prepare` makes it ahead), and a resume waits for the work in flight. "disk"
+            keeps them in a file, for what the host has no memory for: a pause returns when they are
+            written, and a resume when they are read.
+        retain: keep the backup's host memory, or its space on a disk, from one pause to the next. Without it
+            the memory goes back before each resume returns, which then waits for the restore.
         fill: what a pool without backup holds after a resume: "undefined", or "zero".
         digests: have the device take 128-bit digests of the contents at each pause, and copy only the blocks
             of 256 KiB that are not in the backup yet; equal blocks are stored once, zeros nowhere. None:
             where the device can (:attr:`Pool.digests` says so); False: every byte is copied at every
             pause; True: it must be able to. A resident backup has none.
+        directory: of a local disk, for a backup on a disk; ``FENCEPOOL_DISK_DIRECTORY`` when None. The pool
+            has one file there, which only this process can read, has no name, and is gone when the process
+            ends, however it ends. A relative path counts from where the process is now.
 
     Raises:
-        TypeError, ValueError: a bad argument.
+        TypeError, ValueError: a bad argument; a backup on a disk without a directory.
+        DiskError: no file can be made in the directory, or it lies in the host's memory (tmpfs).
         DriverUnavailable: the device's driver cannot be used here.
         UnsupportedError: digests were asked for, and the device cannot take them; or a resident backup, and
             the driver puts no host memory at the device's addresses.
@@ -491,6 +512,7 @@ def pool(
         raise ValueError("digests are of a backup, and backup is 'none'")
     if digests and backup == "resident":
         raise ValueError("a resident backup has no digests: what is written while it is paused counts")
+    folder = _folder(backup, directory)
     where = parse_device(device)
     if backup == "resident" and (reason := _core.why_no_host_memory(where.provider, where.ordinal)):
         raise UnsupportedError(
@@ -498,5 +520,27 @@ def pool(
         )
     if digests and (reason := _core.load_kernels(where.provider, where.ordinal)):
         raise UnsupportedError(f"{where} cannot take digests: {reason}")
-    has_digests = backup == "host" and digests is not False
-    return known(_core.get_pool(where.provider, where.ordinal, tag, backup, retain, fill, has_digests))
+    has_digests = backup in ("host", "disk") and digests is not False
+    return known(
+        _core.get_pool(where.provider, where.ordinal, tag, backup, retain, fill, has_digests, folder)
+    )
+
+
+def _folder(backup: str, directory: str | os.PathLike[str] | None) -> str:
+    """The absolute path for a backup on a disk; empty for others."""
+    if backup != "disk":
+        if directory is not None:
+            raise ValueError(f"a directory is for backup='disk', and backup is {backup!r}")
+        return ""
+    chosen = directory if directory is not None else os.environ.get("FENCEPOOL_DISK_DIRECTORY", "")
+    path = os.fspath(chosen)
+    if not isinstance(path, str):
+        raise TypeError(f"directory is a string or a path, not {type(path).__name__}")
+    if not path:
+        raise ValueError(
+            "backup='disk' needs a directory of a local disk: pass directory=, or set "
+            "FENCEPOOL_DISK_DIRECTORY"
+        )
+    if "\0" in path:
+        raise ValueError("directory must not hold a NUL character")
+    return os.path.abspath(path)

@@ -77,7 +77,8 @@ class Resumed:
     """Of this resume; done at once when nothing was restored."""
     host_held: bool
     """Whether the host waited because nothing else orders later work: the embedded driver's default, or
-    before CUDA 12.5. The waits of ``retain=False`` and ``verify=True`` are not told here."""
+    before CUDA 12.5. Also with a backup on a disk, whose file was read by then; the last copies to the device
+    may still run. The waits of ``retain=False`` and ``verify=True`` are not told here."""
     notes: tuple[str, ...]
     """What was out of the ordinary, in words."""
     _pools: tuple[Pool, ...] = field(default=(), repr=False, compare=False)
@@ -140,6 +141,11 @@ class PoolStatus:
     """Contents in the backup, while paused."""
     host_bytes: int
     """Host memory held for the backup, in any state."""
+    disk_bytes: int
+    """Space that the pool's file has of a disk, in any state; 0 unless its backup is "disk"."""
+    direct_io: bool | None
+    """Whether the file is read and written past the page cache. None unless the backup is "disk"; False
+    where the file system cannot: slower, and through the machine's memory."""
     digests: bool
     """Whether a pause copies only what changed since the last one."""
     pending_frees: int

@@ -37,7 +37,7 @@ def swap(
     paused ones is released. But for the time it takes, everything is as in :func:`pause` followed by
     :func:`resume`: work in flight ends first, the paused memory is released when the call returns, and what
     comes later runs behind the restore, as ``order`` says. Backups of both sides exist at the same time.
-    Thread-safe.
+    Thread-safe. Backups on a disk are written before the copies in begin, and read segment by segment.
 
     When it raises, but for :class:`CallbackError`, both sides are as they were, contents included, and the
     call can be made again. There is one exception: pools whose contents are dropped are released last, but
@@ -59,7 +59,7 @@ def swap(
         ValueError: a pool is to be paused and resumed at once; a bad time or order.
         UnknownTagError: no pool has such a tag, a pool is closed, or ``discard`` names one not to be paused.
         OutOfMemoryError: the memory would not be there even after the pause.
-        QuiesceTimeout, PoolBusyError, CaptureError, HostMemoryError, DriverError: as for the two.
+        QuiesceTimeout, PoolBusyError, CaptureError, HostMemoryError, DiskError, DriverError: as for the two.
         Exception: whatever an ``on_pause`` callback raises.
         CallbackError: an ``on_resume`` callback failed; the swap has happened.
     """

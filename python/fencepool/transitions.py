@@ -61,6 +61,8 @@ def pause(
         PoolBusyError: a region of a pool is entered.
         CaptureError: a stream of a device is being captured.
         HostMemoryError: too little host memory for the backup.
+        DiskError: too little space for a backup on a disk, found before anything is copied, or a failure to
+            write there.
         DriverError: a driver call failed.
         Exception: whatever an ``on_pause`` callback raises.
     """
@@ -87,7 +89,8 @@ def resume(
     the embedded driver the CPU itself is what runs later, so the call returns when they have ended
     (see :func:`fencepool.host_driver.configure`). With ``order="explicit"`` only those who wait on the
     fence are ordered. For a pool with a resident backup it first waits for all work in flight on the
-    device, which may be using the host memory; so it does with ``FENCEPOOL_DEBUG=1``. Resuming what is
+    device, which may be using the host memory; so it does with ``FENCEPOOL_DEBUG=1``. For a pool with a
+    backup on a disk it returns once the file is read and the last copy is submitted. Resuming what is
     active does nothing and says so. Thread-safe. When it raises, but for :class:`CallbackError`, every pool
     is paused as it was, its contents in the backup, and the call can be made again.
 
@@ -108,6 +111,7 @@ def resume(
         CorruptedBackupError: with ``verify``, a backup is not what was stored. Without it the contents
             would come back as they are.
         UnsupportedError: with ``verify``, a pool with a backup has no digests.
+        DiskError: a backup on a disk cannot be read; says what is missing where its file ended early.
         DriverError: a driver call failed.
         CallbackError: an ``on_resume`` callback failed; the pools are active.
     """

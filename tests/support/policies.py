@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from support.contents import assert_same, is_same, pattern
+
+
+def disk_directory() -> str:
+    """A directory of a disk: where temporary files lie in the host's memory, another one."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    in_memory = {mount[1] for mount in mounts if mount[2] in ("tmpfs", "ramfs")}
+    places = {mount[1] for mount in mounts}
+    fallbacks = (tempfile.gettempdir(), "/var/tmp", str(Path(__file__).parent))
+    for directory in (os.environ.get("FENCEPOOL_DISK_DIRECTORY", ""), *fallbacks):
+        if not directory or not os.access(directory, os.W_OK):
+            continue
+        real = Path(directory).resolve()
+        mounted_at = next(str(one) for one in (real, *real.parents) if str(one) in {*places, "/"})
+        if mounted_at not in in_memory:
+            return directory
+    raise AssertionError("no directory of a disk; name one in FENCEPOOL_DISK_DIRECTORY")
 
 
 @dataclass(frozen=True)
@@ -17,7 +36,8 @@ class Policy:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"backup": self.backup, "retain": self.retain, "fill": self.fill}
+        options = {"backup": self.backup, "retain": self.retain, "fill": self.fill}
+        return {**options, "directory": disk_directory()} if self.backup == "disk" else options
 
     @property
     def keeps_contents(self) -> bool:
@@ -49,7 +69,14 @@ POLICIES = [
     Policy("host-retain", "host"),
     Policy("host-once", "host", retain=False),
     Policy("resident", "resident"),
+    Policy("disk", "disk"),
+    Policy("disk-once", "disk", retain=False),
 ]
 # A backup out of reach of the tensors: nobody writes to it while the pool is paused.
 HOST = [policy for policy in POLICIES if policy.backup == "host"]
 KEEPING = [policy for policy in POLICIES if policy.keeps_contents]
+# One whose contents can be seen where they are, and another time.
+VIEWED = [policy for policy in KEEPING if policy.backup != "disk"]
+# Where digests tell what has changed.
+DIGESTED = [policy for policy in POLICIES if policy.backup in ("host", "disk")]
+BY_NAME = {policy.name: policy for policy in POLICIES}

@@ -8,6 +8,7 @@ import torch
 import torch.utils.dlpack
 
 from fencepool._tensors import span_of, tensor_over
+from fencepool.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from fencepool.pools import Pool
@@ -25,6 +26,10 @@ def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Ten
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     if str(tensor.device) != pool.torch_device:
         raise ValueError(f"{pool!r} holds no tensors of {tensor.device}")
+    if pool.backup == "disk" and not is_copied:
+        raise UnsupportedError(
+            f"{pool!r} keeps its contents in a file, which has no view; copy=True reads it"
+        )
     parts = [
         torch.utils.dlpack.from_dlpack(part.to_dlpack())
         for part in pool._core.backup_of(*span_of(tensor), not is_copied)

@@ -1,0 +1,62 @@
+// Pinned buffers between a device and a disk, shared by the pools of a device: made when they are needed,
+// kept for the next transition while a pool may need them, counted in the host budget for as long as they are
+// there.
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <memory>
+
+#include "backup/host_buffer.h"
+#include "base/interrupt.h"
+#include "base/mutex.h"
+#include "owners/event.h"
+
+namespace fencepool {
+
+// One buffer, and the device's last work on it. Unpinned and given back when it dies.
+struct StagingBuffer {
+  std::unique_ptr<HostChunk> memory;
+  std::shared_ptr<Event> after;  // null: the device does nothing with it
+  char* start() const { return memory->memory.start(); }
+};
+// A list: its nodes move without a need for memory, so that giving back cannot fail.
+using StagingBuffers = std::list<StagingBuffer>;
+
+// Thread-safe.
+class Staging {
+ public:
+  static constexpr std::size_t kBuffer = std::size_t{4} << 20;  // bytes: long enough for a disk's full speed
+  // Of one transition of one pool. The disk has enough to do, and so many are kept when nobody has them.
+  static constexpr std::size_t kMost = 16;
+
+  // The one of that device: it lives while somebody has it.
+  static std::shared_ptr<Staging> of(Device& device);
+  explicit Staging(Device& device) : device_(device) {}
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // Puts one that nobody uses at the end of `taken`. Throws kHostMemory when there is none and none can be
+  // made; where `is_awaited`, it waits instead while others have some. Needs a Device::Scope.
+  void take(StagingBuffers& taken, bool is_awaited, const Interrupt& interrupt) EXCLUDES(mutex_);
+  void give_back(StagingBuffers& taken) noexcept EXCLUDES(mutex_);
+  // The device may do something with them for ever: they are never used again, and count in the budget.
+  void leak(StagingBuffers& taken) noexcept EXCLUDES(mutex_);
+  // Has so many ready, ahead of a transition. Needs a Device::Scope. Throws kHostMemory.
+  void prepare(std::size_t count) EXCLUDES(mutex_);
+  // Gives back what nobody uses, but for `left` of them.
+  void trim(std::size_t left) noexcept EXCLUDES(mutex_);
+
+ private:
+  bool take_idle(StagingBuffers& taken) EXCLUDES(mutex_);
+  StagingBuffers make() const;
+
+  Device& device_;
+  Mutex mutex_;
+  Condition returned_;
+  StagingBuffers idle_ GUARDED_BY(mutex_);  // the device may still be reading from the last ones
+  std::size_t lent_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace fencepool
