@@ -93,6 +93,12 @@ LAYOUTS = {
             weights=tuple([(320, 256), (256,), (96, 1024), (24, 128)] * 5000),
             kv_cache=tuple([((1 << 30) // ELEMENT_BYTES,)] * 4),
         ),
+        # 4 GiB in 16 tensors: a disk takes seconds for them.
+        Layout(
+            "disk",
+            weights=tuple([((256 << 20) // ELEMENT_BYTES,)] * 16),
+            kv_cache=tuple([((64 << 20) // ELEMENT_BYTES,)] * 2),
+        ),
         # The same kinds of tensors, small enough for the embedded driver.
         transformer(
             "tiny",

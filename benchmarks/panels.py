@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import figures
+from disk_tables import disk_seconds
 from figures import Document, Figure
 from systems import FENCEPOOL
 
@@ -98,6 +99,27 @@ def resident(document: Document) -> list[Panel]:
     ]
     limit = document["bytes"] / min(document["link"].values())
     return [Panel("A resident backup, after the first cycle", rows, limit, "the link, one pass")]
+
+
+def disk_backup(document: Document) -> list[Panel]:
+    """Later pauses and restores, beside the disk by itself."""
+    alone = disk_seconds(document)
+    measured = [result for result in document["systems"] if figures.has_cycles(result)]
+    return [
+        Panel(
+            title,
+            [
+                Row(result["id"], figures.figure(result, operation).later, result["system"] == FENCEPOOL)
+                for result in measured
+            ],
+            alone[way],
+            f"the disk by itself, {name} every byte",
+        )
+        for title, operation, way, name in (
+            ("Pause of the weights, after the first", "pause_weights", "write", "writing"),
+            ("Resume of the weights: contents are back", "resume_weights", "read", "reading"),
+        )
+    ]
 
 
 def scaling(document: Document) -> list[Panel]:

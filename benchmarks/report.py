@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+import disk_tables
 import memory_tables
 import overlap_tables
 import panels
@@ -39,6 +40,7 @@ PAGES = {
     "swap": Page("Two pools changing places", overlap_tables.swap, panels.swap),
     "digest_speed": Page("Digests of device memory", memory_tables.digest_speed, panels.digest_speed),
     "resident": Page("A resident backup", memory_tables.resident, panels.resident),
+    "disk_backup": Page("Backups on disk", disk_tables.disk_backup, panels.disk_backup),
     "scaling": Page("Cost by bytes and by segments", memory_tables.scaling, panels.scaling),
 }
 _STYLES = {"met": "green", "missed": "bold red", "failed": "bold red"}

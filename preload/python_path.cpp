@@ -14,6 +14,9 @@ namespace {
 
 constexpr const char* kVariable = "PYTHONPATH";
 
+// miles searches the file for this name before it starts a trainer that needs backups on disk.
+__attribute__((used)) const char kHasDiskBackups[] = "TMS_INIT_ENABLE_DISK_BACKUP";
+
 // The directory of this library, for free(); null when it cannot be told.
 char* own_directory() {
   static const char here = 0;

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import stat
 import threading
 
 import pytest
 import torch
 
 import fencepool as fp
-from fencepool.integrations.torch_memory_saver import TorchMemorySaver
+from fencepool.integrations.torch_memory_saver import TorchMemorySaver, _pools
 from support import children
 from support.contents import assert_same, is_same, pattern
 from support.machine import MIB, Machine
@@ -460,7 +461,6 @@ def test_both_backup_backends_keep_contents(saver, machine, tag, backend):
         ({"cpu_backup_backend": "pinned"}, ValueError),
         ({"enable_cpu_backup": True, "cpu_backup_backend": "tape"}, ValueError),
         ({"enable_cpu_backup": True, "enable_disk_backup": True}, ValueError),
-        ({"enable_disk_backup": True}, fp.UnsupportedError),
     ],
     ids=str,
 )
@@ -470,11 +470,36 @@ def test_a_region_that_cannot_be_is_refused(saver, machine, tag, arguments, erro
     assert states(tag) == []
 
 
-def test_a_directory_for_backups_on_disk_is_refused(saver, tmp_path):
-    with pytest.raises(fp.UnsupportedError, match="no backups on disk") as caught:
-        saver.set_disk_backup_dir(str(tmp_path / "backups"))
-    assert isinstance(caught.value, NotImplementedError)
-    assert list(tmp_path.iterdir()) == []
+def test_a_region_keeps_its_contents_on_disk(saver, machine, tag, tmp_path):
+    saver.set_disk_backup_dir(str(tmp_path / "new" / "backups"))
+    assert stat.S_IMODE((tmp_path / "new" / "backups").stat().st_mode) == 0o700
+    with saver.region(tag=tag, enable_disk_backup=True):
+        functions = saver._impl._binary_wrapper.cdll
+        assert functions.tms_get_enable_disk_backup() is True
+        assert functions.tms_get_enable_cpu_backup() is False
+        tensor, before = filled(machine)
+    for _ in range(2):
+        saver.pause(tag)
+        (pool,) = [one for one in fp.status() if one.tag == tag]
+        assert (pool.backup, pool.host_bytes) == ("disk", 0)
+        assert pool.disk_bytes >= tensor.numel()
+        assert_same(saver.get_cpu_backup(tensor), before)
+        assert_same(saver.get_cpu_backup(tensor, zero_copy=True), before)  # a copy, since a file has no view
+        saver.resume(tag)
+        assert_same(tensor, before)
+
+
+def test_the_directory_for_backups_on_disk_may_be_a_variable(saver, machine, tag, tmp_path, monkeypatch):
+    monkeypatch.setattr(_pools.pools, "_directory", "")
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(tmp_path / "absent"))
+    with pytest.raises(fp.DiskError, match="absent"), saver.region(tag=tag, enable_disk_backup=True):
+        pytest.fail("the block ran")
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(tmp_path))
+    with saver.region(tag=tag, enable_disk_backup=True):
+        tensor, before = filled(machine)
+    saver.pause(tag)
+    saver.resume(tag)
+    assert_same(tensor, before)
 
 
 # --- settings --------------------------------------------------------------------------------------

@@ -224,6 +224,25 @@ assert is_all(weights, 42)
     run("cuda", code)
 
 
+def test_everything_may_be_kept_on_disk(device, tmp_path):
+    code = """
+weights = full(42)
+saver.pause()
+(pool,) = fp.status()
+assert (pool.backup, pool.state) == ("disk", "paused")
+saver.resume()
+assert is_all(weights, 42)
+"""
+    run(
+        device,
+        code,
+        TMS_INIT_ENABLE_CPU_BACKUP="0",
+        TMS_INIT_ENABLE_DISK_BACKUP="1",
+        TMS_DISK_BACKUP_DIR=str(tmp_path),
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_a_capture_has_its_own_memory():
     code = """
@@ -267,7 +286,12 @@ assert [pool.device for pool in fp.status()] == ["cuda:1"]
         ({"TMS_INIT_ENABLE": "perhaps"}, "ValueError: TMS_INIT_ENABLE is 1 or 0"),
         ({"TMS_INIT_ENABLE_CPU_BACKUP": "perhaps"}, "ValueError: TMS_INIT_ENABLE_CPU_BACKUP is 1 or 0"),
         ({"TMS_INIT_CPU_BACKUP_BACKEND": "tape"}, "ValueError: TMS_INIT_CPU_BACKUP_BACKEND is 'mmap'"),
-        ({"TMS_INIT_ENABLE_DISK_BACKUP": "1"}, "UnsupportedError: TMS_INIT_ENABLE_DISK_BACKUP=1"),
+        ({"TMS_INIT_ENABLE_DISK_BACKUP": "perhaps"}, "ValueError: TMS_INIT_ENABLE_DISK_BACKUP is 1 or 0"),
+        (
+            {"TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "1"},
+            "ValueError: enable_cpu_backup and enable_disk_backup exclude each other",
+        ),
+        ({"TMS_INIT_ENABLE_DISK_BACKUP": "1", "TMS_DISK_BACKUP_DIR": "/nowhere"}, "DiskError"),
     ],
     ids=str,
 )

@@ -283,9 +283,9 @@ def test_the_file_is_where_starters_look_for_it(tmp_path, other, library):
     assert run_file(tmp_path, code, other) == [str(library), str(library)]
 
 
-def test_the_file_says_nothing_of_backups_on_disk(library):
-    # miles looks for this before it starts a trainer that would need them.
-    assert b"TMS_INIT_ENABLE_DISK_BACKUP" not in library.read_bytes()
+def test_the_file_says_that_there_are_backups_on_disk(library):
+    # miles looks for this before it starts a trainer that needs them.
+    assert b"TMS_INIT_ENABLE_DISK_BACKUP" in library.read_bytes()
 
 
 def test_preloading_leaves_other_programs_as_they_are(library):

@@ -12,6 +12,9 @@ import fencepool as fp
 from devices import Device
 from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 
+# By variant; a backup on disk lies in FENCEPOOL_DISK_DIRECTORY.
+_BACKUPS: dict[str, fp.Backup] = {"no-backup": "none", "disk": "disk"}
+
 
 class FencepoolSystem:
     """Two pools, one a tag; the KV cache is one `Pool.empty` a tensor, without backup."""
@@ -24,7 +27,7 @@ class FencepoolSystem:
             WEIGHTS: fp.pool(
                 WEIGHTS,
                 device.name,
-                backup="host" if self.has_backup else "none",
+                backup=_BACKUPS.get(variant, "host"),
                 digests=False if variant == "no-digests" else None,
             ),
             KV_CACHE: fp.pool(KV_CACHE, device.name, backup="none"),

@@ -19,6 +19,13 @@ from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 # Imported by name: it is optional, and has no types.
 _PACKAGE = "torch_memory_saver"
 
+# How the weights' region is entered, by variant; files lie in TMS_DISK_BACKUP_DIR.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "no-backup": {},
+    "cpu-backup-mmap": {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"},
+    "disk-backup": {"enable_disk_backup": True},
+}
+
 
 class TorchMemorySaverSystem:
     """One region a tag; the KV cache's without backup."""
@@ -31,13 +38,9 @@ class TorchMemorySaverSystem:
         if variant == "cpu-backup-retained":
             self._saver.retain_cpu_backup = True
         self._tensors = {}
-        backend = "mmap" if variant == "cpu-backup-mmap" else None
-        for tag, has_backup in ((WEIGHTS, self.has_backup), (KV_CACHE, False)):
-            with self._saver.region(
-                tag=tag,
-                enable_cpu_backup=has_backup,
-                cpu_backup_backend=backend if has_backup else None,
-            ):
+        options = {WEIGHTS: _OPTIONS.get(variant, {"enable_cpu_backup": True}), KV_CACHE: {}}
+        for tag in (WEIGHTS, KV_CACHE):
+            with self._saver.region(tag=tag, **options[tag]):
                 self._tensors[tag] = [
                     torch.empty(shape, dtype=torch.bfloat16, device=device.torch_device)
                     for shape in layout.shapes(tag)
@@ -59,7 +62,7 @@ class TorchMemorySaverSystem:
 
 
 def run(plan: cycles.Plan) -> dict[str, Any]:
-    """Measure one mode: "no-backup", "cpu-backup" (pinned, its default), "-retained" or "-mmap"."""
+    """Measure one mode: "no-backup", "disk-backup", "cpu-backup" (pinned), "-retained" or "-mmap"."""
     device = Device(plan.device)
     layout = LAYOUTS[plan.layout]
     system = TorchMemorySaverSystem(device, layout, plan.variant)

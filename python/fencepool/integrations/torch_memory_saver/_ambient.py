@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import fencepool as fp
+    from fencepool.pools import Backup
     from fencepool.pytorch.regions import Route
 
 
@@ -61,9 +62,9 @@ class _Switch:
 class Ambient:
     """The region that TMS_INIT_ENABLE asks for. Does nothing before :meth:`start`."""
 
-    def __init__(self, open_pool: Callable[[str, bool, str], fp.Pool]) -> None:
+    def __init__(self, open_pool: Callable[[str, Backup, str], fp.Pool]) -> None:
         self._open_pool = open_pool
-        self._policy: tuple[str, bool] | None = None
+        self._policy: tuple[str, Backup] | None = None
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._device: str | None = None  # before the program has chosen one
@@ -74,14 +75,14 @@ class Ambient:
         self._inside = contextlib.ExitStack()  # of that pool
         self._mode = contextlib.ExitStack()  # of the embedded driver, for good
 
-    def start(self, tag: str, has_backup: bool) -> None:
+    def start(self, tag: str, backup: Backup) -> None:
         """Begin: at once, or on a GPU when the program first uses CUDA, on the device it has chosen then.
 
         On the embedded driver only the calling thread's allocations are led, as PyTorch has no other way.
         """
         from fencepool.pytorch import regions
 
-        self._policy = tag, has_backup
+        self._policy = tag, backup
         regions.lie_beneath(self.left)
         atexit.register(self._end)
         if os.environ.get("FENCEPOOL_DEVICE", "cuda").startswith("cuda"):

@@ -16,6 +16,7 @@ from fencepool.integrations.torch_memory_saver._thread import innermost
 
 if TYPE_CHECKING:
     from fencepool.integrations.torch_memory_saver._saver import TorchMemorySaver
+    from fencepool.pools import Backup
 
 
 class Internals:
@@ -70,9 +71,8 @@ class Functions:
         return (scope.tag if scope is not None and scope.is_pausable else "default").encode()
 
     def tms_get_enable_cpu_backup(self) -> bool:
-        """Whether this thread's allocations keep their contents."""
-        scope = innermost()
-        return scope.has_backup if scope is not None else _settings.has_backup_from_start()
+        """Whether this thread's allocations keep their contents in host memory."""
+        return _backup() == "host"
 
     def tms_get_cpu_backup_backend(self) -> bytes:
         """The backend that was asked for; empty for none in particular."""
@@ -80,8 +80,8 @@ class Functions:
         return (scope.backend if scope is not None else _settings.backend_from_start()).encode()
 
     def tms_get_enable_disk_backup(self) -> bool:
-        """Never."""
-        return False
+        """Whether they keep them on disk."""
+        return _backup() == "disk"
 
     def tms_get_retain_cpu_backup(self) -> bool:
         """As the property."""
@@ -107,6 +107,11 @@ class Functions:
 
     def __getattr__(self, name: str) -> Any:
         _refuse(name)
+
+
+def _backup() -> Backup:
+    scope = innermost()
+    return scope.backup if scope is not None else _settings.backup_from_start()
 
 
 def _refuse(name: str) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from fencepool.integrations.torch_memory_saver._ambient import Ambient
 
 if TYPE_CHECKING:
     import torch
+
+    from fencepool.pools import Backup
 
 DEFAULT_TAG = "default"
 
@@ -28,12 +31,14 @@ class Pools:
         self._given: set[str] = set()
         self._missed: set[str] = set()
         self._margin = 0
+        self._directory = ""
         self._devices: set[str] = set()  # of all pools opened
 
-    def open(self, tag: str, has_backup: bool, device: str | None = None) -> fp.Pool:
+    def open(self, tag: str, backup: Backup, device: str | None = None) -> fp.Pool:
         """The pool of a region entered now; by default on the device that is meant now."""
         # One pool whatever retain_cpu_backup says: that is looked at when resuming.
-        pool = fp.pool(tag, device or _settings.device(), backup="host" if has_backup else "none")
+        directory = self.disk_directory if backup == "disk" else None
+        pool = fp.pool(tag, device or _settings.device(), backup=backup, directory=directory)
         with self._lock:
             self._given.add(tag)
             if pool.device not in self._devices:
@@ -41,6 +46,16 @@ class Pools:
                 if self._margin:
                     fp.set_memory_margin(self._margin, pool.device)
         return pool
+
+    @property
+    def disk_directory(self) -> str:
+        """Where the files of pools with a backup on disk lie that are made now."""
+        return self._directory or _settings.disk_directory()
+
+    def set_disk_directory(self, path: str) -> None:
+        """For pools made from now on; it is made if need be, for this user alone."""
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._directory = os.fspath(path)
 
     @property
     def margin(self) -> int:
@@ -89,7 +104,7 @@ ambient = Ambient(pools.open)
 def start_from_environment() -> None:
     """Do what TMS_INIT_ENABLE asks for."""
     if _settings.is_enabled_from_start():
-        ambient.start(DEFAULT_TAG, _settings.has_backup_from_start())
+        ambient.start(DEFAULT_TAG, _settings.backup_from_start())
 
 
 def give_backups_back(tags: list[str]) -> None:
@@ -116,6 +131,7 @@ def backup_of(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor | None:
         )
     with fp.disable():  # a copy on the CPU belongs to no pool of the embedded driver
         if not is_copied:
-            with contextlib.suppress(ValueError):  # in several pieces, which have no one view
+            # In several pieces, which have no one view, or in a file.
+            with contextlib.suppress(ValueError, fp.UnsupportedError):
                 return pool.backup_of(tensor, copy=False)
         return pool.backup_of(tensor, copy=True)

@@ -53,19 +53,19 @@ class TorchMemorySaver:
         Args:
             tag: what :meth:`pause` and :meth:`resume` take.
             enable_cpu_backup: keep the contents through a pause, in pinned host memory.
-            enable_disk_backup: refused.
+            enable_disk_backup: keep them in a file, see :meth:`set_disk_backup_dir`.
             cpu_backup_backend: "pinned" and "mmap" are the same here.
 
         Raises:
             ValueError: arguments that exclude each other.
-            UnsupportedError: backups on disk.
+            DiskError: the directory for backups on disk cannot be used.
             PoolPausedError: the tag's pool is paused.
             DriverUnavailable: there is no device.
         """
-        _settings.check_backup(enable_cpu_backup, cpu_backup_backend, enable_disk_backup)
+        backup = _settings.backup_of(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         self._ensure_initialized()
-        pool = pools.open(tag, enable_cpu_backup)
-        scope = Scope(tag, enable_cpu_backup, backend=cpu_backup_backend or "")
+        pool = pools.open(tag, backup)
+        scope = Scope(tag, backup, backend=cpu_backup_backend or "")
         with entered(scope), pool.region():
             yield
 
@@ -85,11 +85,11 @@ class TorchMemorySaver:
         Raises:
             Exception: whatever :func:`fencepool.cuda_graph` and the capture raise.
         """
-        _settings.check_backup(enable_cpu_backup, cpu_backup_backend)
+        backup = _settings.backup_of(enable_cpu_backup, cpu_backup_backend=cpu_backup_backend)
         self._ensure_initialized()
-        owner = pools.open(tag, enable_cpu_backup)
+        owner = pools.open(tag, backup)
         with (
-            entered(Scope(tag, enable_cpu_backup, backend=cpu_backup_backend or "")),
+            entered(Scope(tag, backup, backend=cpu_backup_backend or "")),
             fp.cuda_graph(
                 cuda_graph,
                 pool=pool,
@@ -111,7 +111,7 @@ class TorchMemorySaver:
                 to the device at its end, as programs count on that hand the GPU to another process.
         """
         self._ensure_initialized()
-        with ambient.left(), entered(Scope("", False, is_pausable=False)), fp.disable():
+        with ambient.left(), entered(Scope("", "none", is_pausable=False)), fp.disable():
             yield
             if dispose_mem_pool_after_use:
                 _empty_cache()  # here, since PyTorch refuses inside of a region
@@ -210,12 +210,16 @@ class TorchMemorySaver:
         return backup_of(x, is_copied=not zero_copy)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """Refused: there are no backups on disk.
+        """Set where the files of regions with ``enable_disk_backup`` lie.
+
+        It counts for tags whose region is entered for the first time later; the directory is made if need be.
+        Without this call it is TMS_DISK_BACKUP_DIR, or else the directory for temporary files. A file keeps
+        its space between cycles, so that only what has changed is written again.
 
         Raises:
-            UnsupportedError: always.
+            OSError: it cannot be made.
         """
-        raise _settings.no_disk_backups(f"set_disk_backup_dir({path!r})")
+        pools.set_disk_directory(path)
 
     def _ensure_initialized(self) -> None:
         with self._lock:

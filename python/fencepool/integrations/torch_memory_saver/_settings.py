@@ -6,9 +6,13 @@ Read when needed rather than at import, so that a program may set them first.
 from __future__ import annotations
 
 import os
-from typing import Literal, cast
+import tempfile
+from typing import TYPE_CHECKING, Literal, cast
 
-from fencepool.errors import DriverUnavailable, UnsupportedError
+from fencepool.errors import DriverUnavailable
+
+if TYPE_CHECKING:
+    from fencepool.pools import Backup
 
 BackupBackend = Literal["mmap", "pinned"]
 
@@ -32,22 +36,21 @@ def flag(name: str) -> bool:
 
 
 def is_enabled_from_start() -> bool:
-    """Whether allocations are pausable without a region: TMS_INIT_ENABLE.
-
-    Raises:
-        UnsupportedError: with backups on disk, TMS_INIT_ENABLE_DISK_BACKUP.
-    """
+    """Whether allocations are pausable without a region: TMS_INIT_ENABLE."""
     if not flag("TMS_INIT_ENABLE"):
         return False
-    if flag("TMS_INIT_ENABLE_DISK_BACKUP"):
-        raise no_disk_backups("TMS_INIT_ENABLE_DISK_BACKUP=1")
+    backup_from_start()
     backend_from_start()
     return True
 
 
-def has_backup_from_start() -> bool:
-    """Whether those allocations keep their contents: TMS_INIT_ENABLE_CPU_BACKUP."""
-    return flag("TMS_INIT_ENABLE_CPU_BACKUP")
+def backup_from_start() -> Backup:
+    """Where those allocations keep their contents: TMS_INIT_ENABLE_CPU_BACKUP, TMS_INIT_ENABLE_DISK_BACKUP.
+
+    Raises:
+        ValueError: both, or what is neither yes nor no.
+    """
+    return backup_of(flag("TMS_INIT_ENABLE_CPU_BACKUP"), flag("TMS_INIT_ENABLE_DISK_BACKUP"))
 
 
 def backend_from_start() -> str:
@@ -56,23 +59,23 @@ def backend_from_start() -> str:
     return parse_backend("TMS_INIT_CPU_BACKUP_BACKEND", value) if value else ""
 
 
-def check_backup(
-    enable_cpu_backup: bool, cpu_backup_backend: str | None, enable_disk_backup: bool = False
-) -> None:
-    """Refuse what torch_memory_saver refuses, and backups on disk.
+def backup_of(
+    enable_cpu_backup: bool, enable_disk_backup: bool = False, cpu_backup_backend: str | None = None
+) -> Backup:
+    """The policy that those arguments mean, or ValueError for what torch_memory_saver refuses.
 
-    The backend itself changes nothing: fencepool's backups are pinned and made of huge pages, and their
-    memory goes back with ``retain_cpu_backup`` off.
+    The backend changes nothing: fencepool's backups in host memory are pinned and made of huge pages, and
+    their memory goes back with ``retain_cpu_backup`` off.
     """
     if enable_cpu_backup and enable_disk_backup:
         raise ValueError("enable_cpu_backup and enable_disk_backup exclude each other")
+    if cpu_backup_backend is not None:
+        if not enable_cpu_backup:
+            raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
+        parse_backend("cpu_backup_backend", cpu_backup_backend)
     if enable_disk_backup:
-        raise no_disk_backups("enable_disk_backup=True")
-    if cpu_backup_backend is None:
-        return
-    if not enable_cpu_backup:
-        raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
-    parse_backend("cpu_backup_backend", cpu_backup_backend)
+        return "disk"
+    return "host" if enable_cpu_backup else "none"
 
 
 def parse_backend(name: str, value: str) -> BackupBackend:
@@ -82,10 +85,15 @@ def parse_backend(name: str, value: str) -> BackupBackend:
     return cast("BackupBackend", value)
 
 
-def no_disk_backups(what: str) -> UnsupportedError:
-    """The refusal of everything about backups on disk."""
-    return UnsupportedError(
-        f"{what}: fencepool has no backups on disk; use backups in host memory, enable_cpu_backup=True"
+def disk_directory() -> str:
+    """Where backups on disk lie when set_disk_backup_dir() was not called.
+
+    TMS_DISK_BACKUP_DIR, or FENCEPOOL_DISK_DIRECTORY, or the directory for temporary files.
+    """
+    return (
+        os.environ.get("TMS_DISK_BACKUP_DIR")
+        or os.environ.get("FENCEPOOL_DISK_DIRECTORY")
+        or tempfile.gettempdir()
     )
 
 

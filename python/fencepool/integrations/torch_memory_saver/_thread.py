@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fencepool.pools import Backup
+
 
 @dataclass(frozen=True)
 class Scope:
     """One region, capture or disable() block."""
 
     tag: str
-    has_backup: bool
+    backup: Backup
     is_pausable: bool = True
     backend: str = ""
     """What was asked for; it changes nothing."""
