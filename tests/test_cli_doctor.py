@@ -18,7 +18,7 @@ from fencepool.cli import doctor, gather
 from fencepool.cli.app import app
 from fencepool.cli.cgroup import Cgroup, read_cgroup
 from fencepool.cli.checks import Status, examine, worst
-from fencepool.cli.facts import Driver, Facts, Gpu, Memory, Packages
+from fencepool.cli.facts import Disk, Driver, Facts, Gpu, Memory, Packages
 
 GIB = 1 << 30
 H200 = Gpu(
@@ -78,6 +78,8 @@ def test_every_finding_that_is_not_ok_says_what_to_do_or_that_nothing_is_needed(
         ),
         facts_with(packages=Packages()),
         facts_with(memory=Memory(available=1, huge_pages="never", locked_limit=1)),
+        facts_with(disk=Disk("/full", problem="no space")),
+        facts_with(disk=Disk("/overlay", free=1, is_direct=False)),
         facts_with(environment={"LD_PRELOAD": "torch_memory_saver.so", "NCCL_GRAPH_REGISTER": "1"}),
     ]
     for facts in troubled:
@@ -209,6 +211,35 @@ def test_without_a_gpu_little_memory_is_enough():
 def test_huge_pages(setting, status):
     facts = facts_with(memory=replace(GOOD_MEMORY, huge_pages=setting))
     assert finding(facts, "transparent huge pages").status == status
+
+
+@pytest.mark.parametrize(
+    ("disk", "status", "says"),
+    [
+        (Disk("/nvme", free=2 * GIB), Status.OK, "/nvme: 2.00 GiB free, direct I/O"),
+        (Disk("/nvme", free=2 * GIB, is_direct=False), Status.NOTE, "without direct I/O"),
+        (Disk("/nvme", problem="is a tmpfs"), Status.WARN, "/nvme: is a tmpfs"),
+    ],
+)
+def test_a_disk_for_backups(disk, status, says):
+    found = finding(facts_with(disk=disk), "disk for backups")
+    assert found.status is status
+    assert says in found.says
+
+
+def test_without_a_named_directory_nothing_is_said_of_disks():
+    assert "disk for backups" not in names(facts_with())
+    assert gather.disk("") is None
+
+
+def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path):
+    found = gather.disk(str(tmp_path))
+    assert (found.directory, found.problem) == (str(tmp_path), "")
+    assert found.free > 0
+    assert list(tmp_path.iterdir()) == []
+    assert fp.status() == []
+    absent = gather.disk(str(tmp_path / "absent"))
+    assert "absent" in absent.problem
 
 
 def test_a_locked_memory_limit_is_a_note():

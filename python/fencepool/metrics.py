@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Seconds: from a pool without backup to a first pause of all of a GPU, or a resume that waits for memory.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_KINDS = ("bytes_mapped", "bytes_reserved", "bytes_used", "bytes_backed_up", "host_bytes")
+_KINDS = ("bytes_mapped", "bytes_reserved", "bytes_used", "bytes_backed_up", "host_bytes", "disk_bytes")
 
 
 class PoolCollector(Collector):

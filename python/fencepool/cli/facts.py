@@ -45,6 +45,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """The directory that FENCEPOOL_DISK_DIRECTORY names."""
+
+    directory: str
+    problem: str = ""  # why no backup can be there; empty when one can
+    free: int = 0  # bytes
+    is_direct: bool = True  # files are read and written past the page cache
+
+
+@dataclass(frozen=True)
 class Packages:
     """Installed distributions, as their metadata says. Nothing is imported to find out."""
 
@@ -68,6 +78,7 @@ class Facts:
     has_kernels: bool  # for GPUs, in this build of the extension
     kernel_driver: str | None  # the NVIDIA kernel module's version; None: not loaded
     memory: Memory = field(default_factory=Memory)
+    disk: Disk | None = None  # None: none is named
     packages: Packages = field(default_factory=Packages)
     environment: Mapping[str, str] = field(default_factory=dict)  # those set, of gather.VARIABLES
 

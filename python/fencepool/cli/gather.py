@@ -19,7 +19,7 @@ import fencepool as fp
 from fencepool import _core
 
 from .cgroup import read_cgroup
-from .facts import Driver, Facts, Gpu, Memory, Packages
+from .facts import Disk, Driver, Facts, Gpu, Memory, Packages
 
 DISTRIBUTIONS = (
     "torch",
@@ -36,6 +36,7 @@ VARIABLES = (
     "LD_PRELOAD",
     "NCCL_GRAPH_REGISTER",
     "CUDA_VISIBLE_DEVICES",
+    "FENCEPOOL_DISK_DIRECTORY",
 )
 
 
@@ -50,6 +51,7 @@ def gather(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> F
         has_kernels=_core.HAS_KERNELS,
         kernel_driver=kernel_driver(root),
         memory=memory(root),
+        disk=disk(environ.get("FENCEPOOL_DISK_DIRECTORY", "")),
         packages=packages(),
         environment={name: environ[name] for name in VARIABLES if name in environ},
     )
@@ -93,6 +95,26 @@ def memory(root: Path) -> Memory:
         locked_limit=None if soft == resource.RLIM_INFINITY else soft,
         huge_pages=pages.group(1) if pages else None,
     )
+
+
+def disk(directory: str) -> Disk | None:
+    """What backups on disk would find in `directory`; nothing is left there."""
+    if not directory:
+        return None
+    try:
+        fp.pool("fencepool doctor", "cpu", backup="disk", directory=directory).close()
+        free = os.statvfs(directory)
+    except (fp.Error, OSError) as error:
+        return Disk(directory, problem=str(error))
+    return Disk(directory, free=free.f_bavail * free.f_frsize, is_direct=_has_direct_io(directory))
+
+
+def _has_direct_io(directory: str) -> bool:
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    return True
 
 
 def packages() -> Packages:

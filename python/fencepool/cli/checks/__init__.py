@@ -24,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     memory.embedded_driver,
     memory.host_memory,
     memory.huge_pages,
+    memory.disk,
     memory.locked_memory,
     packages.pytorch,
     packages.sglang,

@@ -1,4 +1,4 @@
-"""Checks of host memory, where backups live, and of the embedded driver, whose devices are host memory."""
+"""Checks of host memory and disks, where backups live, and of the embedded driver, which is host memory."""
 
 from __future__ import annotations
 
@@ -50,6 +50,22 @@ def host_memory(facts: Facts) -> Finding | None:
     if room < largest:
         return Finding(name, Status.NOTE, f"{says}: a GPU with {size(largest)} cannot be backed up whole", do)
     return Finding(name, Status.OK, says)
+
+
+def disk(facts: Facts) -> Finding | None:
+    """Where backups on disk lie, when the environment says where."""
+    name = "disk for backups"
+    disk = facts.disk
+    if disk is None:
+        return None
+    if disk.problem:
+        do = "let FENCEPOOL_DISK_DIRECTORY name a directory of yours on a local disk"
+        return Finding(name, Status.WARN, f"{disk.directory}: {disk.problem}", do)
+    says = f"{disk.directory}: {size(disk.free)} free"
+    if not disk.is_direct:
+        do = "name a directory on a file system with direct I/O, such as ext4 or XFS"
+        return Finding(name, Status.NOTE, f"{says}, without direct I/O: pauses go through the page cache", do)
+    return Finding(name, Status.OK, f"{says}, direct I/O")
 
 
 def huge_pages(facts: Facts) -> Finding | None:
