@@ -216,7 +216,7 @@ def test_huge_pages(setting, status):
 @pytest.mark.parametrize(
     ("disk", "status", "says"),
     [
-        (Disk("/nvme", free=2 * GIB), Status.OK, "/nvme: 2.00 GiB free, direct I/O"),
+        (Disk("/nvme", free=2 * GIB), Status.OK, "/nvme: 2.0 GiB free, direct I/O"),
         (Disk("/nvme", free=2 * GIB, is_direct=False), Status.NOTE, "without direct I/O"),
         (Disk("/nvme", problem="is a tmpfs"), Status.WARN, "/nvme: is a tmpfs"),
     ],
