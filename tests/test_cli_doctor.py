@@ -218,7 +218,7 @@ def test_huge_pages(setting, status):
     [
         (Disk("/nvme", free=2 * GIB), Status.OK, "/nvme: 2.0 GiB free, direct I/O"),
         (Disk("/nvme", free=2 * GIB, is_direct=False), Status.NOTE, "without direct I/O"),
-        (Disk("/nvme", problem="is a tmpfs"), Status.WARN, "/nvme: is a tmpfs"),
+        (Disk("/nvme", problem="/nvme is a tmpfs"), Status.WARN, "/nvme is a tmpfs"),
     ],
 )
 def test_a_disk_for_backups(disk, status, says):
@@ -240,6 +240,7 @@ def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path):
     assert fp.status() == []
     absent = gather.disk(str(tmp_path / "absent"))
     assert "absent" in absent.problem
+    assert "fencepool doctor" not in absent.problem
 
 
 def test_a_locked_memory_limit_is_a_note():

@@ -105,7 +105,8 @@ def disk(directory: str) -> Disk | None:
         fp.pool("fencepool doctor", "cpu", backup="disk", directory=directory).close()
         free = os.statvfs(directory)
     except (fp.Error, OSError) as error:
-        return Disk(directory, problem=str(error))
+        # Of the pool, which was made for this look alone, nobody needs to hear.
+        return Disk(directory, problem=str(error).rpartition(" was not made: ")[2])
     return Disk(directory, free=free.f_bavail * free.f_frsize, is_direct=_has_direct_io(directory))
 
 

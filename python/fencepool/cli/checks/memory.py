@@ -60,7 +60,7 @@ def disk(facts: Facts) -> Finding | None:
         return None
     if disk.problem:
         do = "let FENCEPOOL_DISK_DIRECTORY name a directory of yours on a local disk"
-        return Finding(name, Status.WARN, f"{disk.directory}: {disk.problem}", do)
+        return Finding(name, Status.WARN, disk.problem, do)
     says = f"{disk.directory}: {size(disk.free)} free"
     if not disk.is_direct:
         do = "name a directory on a file system with direct I/O, such as ext4 or XFS"
