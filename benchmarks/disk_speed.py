@@ -25,13 +25,16 @@ def measure(folder: Path, nbytes: int, count: int) -> dict[str, Any]:
     """
     blocks = max(1, nbytes // _BLOCK // _WORKERS)
     seconds: dict[str, list[float]] = {"write": [], "read": []}
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        _run(file.name, "write", blocks)  # the space is there, as a backup's is
-        for _ in range(count):
-            for way, taken in seconds.items():
-                start = time.perf_counter()
-                _run(file.name, way, blocks)
-                taken.append(time.perf_counter() - start)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            _run(file.name, "write", blocks)  # the space is there, as a backup's is
+            for _ in range(count):
+                for way, taken in seconds.items():
+                    start = time.perf_counter()
+                    _run(file.name, way, blocks)
+                    taken.append(time.perf_counter() - start)
+    except OSError as error:
+        raise NoDirectIo(str(error)) from None
     return {
         "tool": f"dd, direct I/O, {_WORKERS} at a time, {_BLOCK >> 20} MiB a request",
         "bytes": blocks * _BLOCK * _WORKERS,
@@ -47,13 +50,10 @@ def _run(name: str, way: str, blocks: int) -> None:
         else:
             ends = [f"if={name}", "of=/dev/null", f"skip={worker * blocks}", "iflag=direct"]
         commands.append(["dd", *ends, f"bs={_BLOCK}", f"count={blocks}", "status=none"])
-    try:
-        children = [
-            subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
-            for command in commands
-        ]
-    except FileNotFoundError as error:
-        raise NoDirectIo(str(error)) from None
+    children = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
+        for command in commands
+    ]
     said = [child.communicate()[1].decode().strip() for child in children]
     if any(child.returncode for child in children):
         raise NoDirectIo("; ".join(sorted(set(filter(None, said)))))

@@ -69,7 +69,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 # Names of types that only the sources know, as a reader would write them.
 ALIASES = {
-    r"\bBackup\b": "Literal['none', 'host', 'resident']",
+    r"\bBackup\b": "Literal['none', 'host', 'resident', 'disk']",
     r"\bFill\b": "Literal['undefined', 'zero']",
     r"\bOrder\b": "Literal['context', 'explicit']",
     r"\b_Owner\b": "Module | Tensor",

@@ -358,6 +358,30 @@ def test_cost_is_told_by_bytes_and_by_segments(tmp_path):
     assert "| one more segment, µs |" in page.read_text(encoding="utf-8")
 
 
+def test_backups_on_disk_are_timed_beside_the_disk(tmp_path):
+    run = run_script("disk_backup", tmp_path, "--directory", str(tmp_path), "--cycles", "1", "--hold", "0")
+    assert run.status == 0, run.output
+    document = run.document
+    assert min(document["disk"]["write_seconds"] + document["disk"]["read_seconds"]) > 0
+    statuses = {one["id"]: one["status"] for one in document["systems"]}
+    assert statuses == {
+        "fencepool/disk": "ok",
+        "fencepool/disk, unchanged": "ok",
+        "torch_memory_saver/disk-backup": "not run",
+    }
+    assert run.system("fencepool/disk")["cycles"][1]["contents"] == "verified"
+    (page,) = tmp_path.glob("disk_backup-emulation-*.md")
+    assert "| restore, of the disk's reading |" in page.read_text(encoding="utf-8")
+    assert sorted(one.suffix for one in tmp_path.iterdir()) == [".json", ".md", ".png"]  # no file left over
+
+
+def test_a_directory_without_direct_io_is_refused_by_the_benchmark(tmp_path):
+    run = run_script("disk_backup", tmp_path, "--directory", "/proc", "--cycles", "1")
+    assert run.status == 2
+    assert "/proc cannot be measured" in run.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_slopes_are_those_of_a_straight_line(benchmark_modules):
     scaling = benchmark_modules("scaling")
 
