@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -91,6 +92,7 @@ class Pools(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         _core.disarm_fault("host")
+        _core.disarm_fault("files")
         for device in DEVICES:
             fp.host_driver.configure(device, memory_limit=TOTAL)
         fp.resume()
@@ -210,11 +212,16 @@ class Pools(RuleBasedStateMachine):
         for pool in into:
             pool.is_paused = False
 
-    @rule(names=tags, is_pause=st.booleans(), call=st.integers(1, 40))
-    def fail(self, names, is_pause, call):
-        """One driver call fails, once: all or nothing, and the same call works after it."""
+    @rule(
+        names=tags,
+        is_pause=st.booleans(),
+        call=st.integers(1, 40),
+        seam=st.sampled_from(["host", "files"]),
+    )
+    def fail(self, names, is_pause, call, seam):
+        """One call of the driver or on a file fails, once: all or nothing, and a retry works."""
         names = self.known(names)
-        _core.arm_fault("host", "*", call, False, 2)
+        _core.arm_fault(seam, "*", call, False, 2 if seam == "host" else errno.EIO)
         try:
             (fp.pause if is_pause else fp.resume)(*names)
         except fp.Error as error:
@@ -227,7 +234,7 @@ class Pools(RuleBasedStateMachine):
                 else:
                     pool.is_paused = False
         finally:
-            _core.disarm_fault("host")
+            _core.disarm_fault(seam)
         assert not notes, "undoing failed too"
         for fence in self.fences:
             fence.synchronize(timeout=30)

@@ -656,6 +656,49 @@ def test_a_pause_that_failed_half_way_is_not_relied_upon(pool):
     assert_same(tensor, changed)
 
 
+@pytest.mark.leaves
+@pytest.mark.parametrize("is_lasting", [False, True])
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [("openat", 1), ("openat", 2), ("fstatfs", 1), ("faccessat", 1), ("statx", 1), ("close", 1)],
+)
+def test_whatever_fails_while_a_pool_is_made_leaves_nothing(host, tag, directory, call, nth, is_lasting):
+    fail(call, errno.EIO, nth, lasting=is_lasting)
+    if call == "close":  # of the directory: there is nothing that it could spoil
+        fp.pool(tag, "cpu", backup="disk", directory=directory)
+        assert any("closing a directory failed" in problem for problem in _core.problems())
+        return
+    with pytest.raises(fp.DiskError, match=r"was not made.*Input/output error") as caught:
+        fp.pool(tag, "cpu", backup="disk", directory=directory)
+    assert (caught.value.errno, caught.value.call) == (errno.EIO, call)
+    assert files_in(directory) == []
+    _core.disarm_fault("files")
+    fp.pool(tag, "cpu", backup="disk", directory=directory)
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [("sync_file_range", 1), ("sync_file_range", 3), ("posix_fadvise", 2), ("fdatasync", 1)],
+)
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_whatever_fails_by_way_of_the_page_cache_undoes_the_pause(
+    host, tag, directory, call, nth, is_lasting
+):
+    fail("openat", errno.EINVAL, 2)
+    pool = fp.pool(tag, "cpu", backup="disk", directory=directory)
+    tensor, expected = filled(pool, 20 * MIB)
+    fail(call, errno.EIO, nth, lasting=is_lasting)
+    with pytest.raises(fp.DiskError, match="Nothing was changed") as caught:
+        fp.pause(tag)
+    _core.disarm_fault("files")
+    assert (caught.value.call, caught.value.errno) == (call, errno.EIO)
+    assert pool.state == "active"
+    assert_same(tensor, expected)
+    fp.pause(tag)
+    fp.resume(tag, verify=True)
+    assert_same(tensor, expected)
+
+
 # --- buffers, threads, processes ---------------------------------------------------------------------
 
 

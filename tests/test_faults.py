@@ -28,7 +28,7 @@ from support.faults import (
     sweep,
 )
 from support.machine import Machine
-from support.policies import KEEPING, POLICIES, Policy
+from support.policies import BY_NAME, POLICIES, Policy
 from support.waiting import eventually
 
 _numbers = itertools.count()
@@ -126,17 +126,18 @@ def is_prepared(world: World) -> list[str]:
     wanted = OWN + 3072 if world.policy.keeps_contents else 0
     if world.policy.backup == "resident":  # host memory for each of its two segments
         wanted = status.bytes_reserved
-    wrong = (
-        []
-        if status.host_bytes == wanted
-        else [f"{status.host_bytes} bytes of host memory instead of {wanted}"]
-    )
+    held = status.host_bytes
+    if world.policy.backup == "disk":  # in whole steps
+        held, wanted = status.disk_bytes, -(-wanted // 4096) * 4096
+    wrong = [] if held == wanted else [f"{held} bytes of a backup instead of {wanted}"]
     return wrong + states(world, "active", "active")
 
 
 def is_trimmed(world: World) -> list[str]:
     status = world.pools[0].status()
-    wrong = [] if status.host_bytes == 0 else [f"{status.host_bytes} bytes of host memory are held"]
+    held = status.host_bytes + status.disk_bytes
+    is_said = any("stays larger" in problem for problem in _core.problems())
+    wrong = [] if held == 0 or is_said else [f"{held} bytes of a backup are held"]
     return wrong + states(world, "active", "active")
 
 
@@ -272,6 +273,7 @@ QUICK = {
         "close",
     },
     "resident": {"pause"},
+    "disk": {"pause", "resume"},
 }
 
 
@@ -315,7 +317,10 @@ def test_a_failing_call_changes_nothing_and_loses_nothing(
 @pytest.mark.skipif(
     not _core.HAS_ALLOCATION_FAULTS, reason="a sanitizer's build has the sanitizer's operator new"
 )
-@pytest.mark.parametrize(("scenario", "policy"), cases([POLICIES[1], KEEPING[0], KEEPING[-1]]))
+@pytest.mark.parametrize(
+    ("scenario", "policy"),
+    cases([BY_NAME[name] for name in ("none-zero", "host-retain", "resident", "disk")]),
+)
 def test_running_out_of_memory_for_tables_changes_nothing_and_loses_nothing(
     scenario: Scenario, policy, host: Machine, record_property
 ):
@@ -342,6 +347,25 @@ def test_the_sweep_covers_every_scenario_and_thousands_of_points():
     assert least >= 4000
 
 
+ON_FILES = {
+    "pause": {"openat", "fstatfs", "faccessat", "close", "fallocate", "pwrite", "cuMemcpyDtoHAsync"},
+    "pause what changed": {"pwrite"},
+    "resume": {"pread", "cuMemcpyHtoDAsync", "cuCtxWaitEvent"},
+    "swap": {"pwrite", "pread"},
+    "prepare": {"fallocate"},
+    "trim": {"ftruncate"},
+    "close": {"ftruncate", "close"},
+}
+
+
+@pytest.mark.parametrize("name", list(ON_FILES))
+def test_calls_on_files_are_made_to_fail_too(host, name):
+    number = next(_numbers)
+    scenario = next(one for one in SCENARIOS if one.name == name)
+    calls = calls_of(lambda: World(host, BY_NAME["disk"], (f"a-{number}", f"b-{number}")), scenario)
+    assert set(calls) >= ON_FILES[name]
+
+
 def test_the_calls_that_are_made_to_fail_are_those_of_each_step():
     """A sweep over calls that are not made would show nothing: what each operation rests on is among them."""
     machine = Machine("cpu")
@@ -356,5 +380,7 @@ def test_the_calls_that_are_made_to_fail_are_those_of_each_step():
     }
     for scenario in SCENARIOS:
         number = next(_numbers)
-        calls = calls_of(lambda n=number: World(machine, KEEPING[0], (f"a-{n}", f"b-{n}")), scenario)
+        calls = calls_of(
+            lambda n=number: World(machine, BY_NAME["host-retain"], (f"a-{n}", f"b-{n}")), scenario
+        )
         assert wanted.get(scenario.name, set()) <= set(calls), scenario.name

@@ -21,7 +21,7 @@ All& all() {
 
 bool is_unused(const StagingBuffer& buffer) noexcept {
   try {
-    return buffer.after == nullptr || buffer.after->is_done();
+    return buffer.is_free();
   } catch (const std::exception&) {
     return false;  // it cannot be asked: nobody may have it
   }
@@ -51,7 +51,7 @@ bool Staging::take_idle(StagingBuffers& taken) {
   const Lock lock(mutex_);
   const auto found = std::find_if(idle_.begin(), idle_.end(), is_unused);
   if (found == idle_.end()) return false;
-  found->after.reset();
+  found->is_recorded = false;
   taken.splice(taken.end(), idle_, found);
   ++lent_;
   return true;
@@ -62,7 +62,7 @@ StagingBuffers Staging::make() const {
   host_memory::Promise promise(kBuffer);
   host_memory::Reservation whole(kBuffer, device_.numa_node());
   StagingBuffers made;
-  made.push_back({std::make_unique<HostChunk>(whole, charge, kBuffer), nullptr});
+  made.push_back({std::make_unique<HostChunk>(whole, charge, kBuffer), std::make_unique<Event>(device_)});
   HostChunk& chunk = *made.back().memory;
   chunk.memory.populate();
   promise.fulfil(kBuffer);
@@ -97,11 +97,9 @@ void Staging::give_back(StagingBuffers& taken) noexcept {
     const Lock lock(mutex_);
     lent_ -= taken.size();
     idle_.splice(idle_.end(), taken);
-    for (auto next = idle_.begin(); next != idle_.end();) {
+    for (auto next = idle_.begin(); next != idle_.end() && idle_.size() > kMost;) {
       const auto one = next++;
-      if (!is_unused(*one)) continue;
-      one->after.reset();
-      if (idle_.size() > kMost) surplus.splice(surplus.end(), idle_, one);
+      if (is_unused(*one)) surplus.splice(surplus.end(), idle_, one);
     }
     returned_.notify_all();
   }

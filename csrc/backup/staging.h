@@ -10,15 +10,23 @@
 #include "backup/host_buffer.h"
 #include "base/interrupt.h"
 #include "base/mutex.h"
-#include "owners/event.h"
+#include "owners/stream.h"
 
 namespace fencepool {
 
-// One buffer, and the device's last work on it. Unpinned and given back when it dies.
+// One buffer, and an event for the device's last work on it. Unpinned and given back when it dies.
 struct StagingBuffer {
   std::unique_ptr<HostChunk> memory;
-  std::shared_ptr<Event> after;  // null: the device does nothing with it
+  std::unique_ptr<Event> event;
+  bool is_recorded = false;  // else the device does nothing with it
+
   char* start() const { return memory->memory.start(); }
+  // Behind what was submitted to the stream.
+  void record(Stream& stream) {
+    stream.record(*event);
+    is_recorded = true;
+  }
+  bool is_free() const { return !is_recorded || event->is_done(); }
 };
 // A list: its nodes move without a need for memory, so that giving back cannot fail.
 using StagingBuffers = std::list<StagingBuffer>;

@@ -7,8 +7,7 @@ namespace fencepool {
 DiskIn::~DiskIn() {
   jobs_.stop();
   for (DiskJobs::Slot& slot : reading_) jobs_.give_back(slot);
-  const bool is_unmarked = !copying_.empty() && !copying_.back().buffer.empty() &&
-                           copying_.back().buffer.front().after == nullptr;  // a call failed in between
+  const bool is_unmarked = !copying_.empty() && !copying_.back().is_marked;  // a call failed in between
   if (is_unmarked && !drain(jobs_.claim())) {
     problems::record(
         {jobs_.claim().pool().tag(), ": copies from a disk's buffer could not be awaited; leaked"});
@@ -29,12 +28,8 @@ void DiskIn::run() {
 bool DiskIn::take_copied() {
   bool is_any = false;
   while (jobs_.has_next() && !copying_.empty()) {
-    const auto slot = copying_.begin();
-    if (!slot->buffer.empty()) {
-      if (!slot->buffer.front().after->is_done()) break;
-      slot->buffer.front().after.reset();
-    }
-    jobs_.recycle(copying_, slot);
+    if (!copying_.front().is_copied()) break;
+    jobs_.recycle(copying_, copying_.begin());
     is_any = true;
   }
   return is_any;
@@ -54,10 +49,7 @@ bool DiskIn::copy_read() {
   for (const DiskLoad::Part& part : slot.load.parts) {
     bring_(part, part.at == kZeros ? nullptr : slot.start() + part.at);
   }
-  if (slot.buffer.empty()) return true;
-  auto copied = std::make_shared<Event>(jobs_.claim().device());
-  jobs_.claim().stream().record(*copied);
-  slot.buffer.front().after = std::move(copied);
+  slot.mark(jobs_.claim().stream());
   return true;
 }
 

@@ -83,13 +83,14 @@ void DiskJobs::read(Slot& slot) {
         file.read(extent.position, slot.start() + extent.at, extent.size);
       } catch (DiskFile::Ended& error) {
         add_place(error, slot.load, extent, error.position);
-        throw Error(error);
+        throw;
       }
     }
   });
 }
 
 void DiskJobs::recycle(Slots& slots, Slots::iterator slot) noexcept {
+  for (StagingBuffer& buffer : slot->buffer) buffer.is_recorded = false;
   free_.splice(free_.end(), slot->buffer);
   slots.erase(slot);
 }

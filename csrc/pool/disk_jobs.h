@@ -23,8 +23,15 @@ class DiskJobs {
     const DiskLoad& load;
     StagingBuffers buffer;
     JobThreads::Job job;
+    bool is_marked = false;  // the buffer's event is behind its copies
 
     explicit Slot(const DiskLoad& carried) : load(carried) {}
+    // The device has nothing to do with it any more.
+    bool is_copied() const { return buffer.empty() || (is_marked && buffer.front().is_free()); }
+    void mark(Stream& stream) {
+      if (!buffer.empty()) buffer.front().record(stream);
+      is_marked = true;
+    }
     char* start() const { return buffer.empty() ? nullptr : buffer.front().start(); }
   };
   using Slots = std::list<Slot>;

@@ -13,7 +13,7 @@ DiskOut::~DiskOut() {
   }
   for (DiskJobs::Slots* slots : {&copying_, &writing_}) {
     for (DiskJobs::Slot& slot : *slots) {
-      for (StagingBuffer& buffer : slot.buffer) buffer.after.reset();
+      for (StagingBuffer& buffer : slot.buffer) buffer.is_recorded = false;
       jobs_.give_back(slot);
     }
   }
@@ -43,9 +43,8 @@ bool DiskOut::take_written() {
 
 bool DiskOut::write_copied() {
   bool is_any = false;
-  while (!copying_.empty() && copying_.front().buffer.front().after->is_done()) {
+  while (!copying_.empty() && copying_.front().is_copied()) {
     DiskJobs::Slot& slot = copying_.front();
-    slot.buffer.front().after.reset();
     writing_.splice(writing_.end(), copying_, copying_.begin());
     jobs_.write(slot);
     is_any = true;
@@ -63,9 +62,7 @@ bool DiskOut::copy_next() {
                                                            part.size, claim.stream().get());
     bytes_ += part.size;
   }
-  auto copied = std::make_shared<Event>(claim.device());
-  claim.stream().record(*copied);
-  slot.buffer.front().after = std::move(copied);
+  slot.mark(claim.stream());
   return true;
 }
 

@@ -16,12 +16,15 @@ constexpr const char* kHostIsFull =
     "Nothing was changed. Free host memory, raise the container's limit, or use a pool with backup=\"none\"";
 
 constexpr const char* kBudgetIsSpent = "Nothing was changed";
-constexpr const char* kDiskFailed =
+constexpr const char* kDiskIsFull =
     "Nothing was changed. Free space there, or use a pool with another directory, then pause again";
+constexpr const char* kDiskFailed =
+    "Nothing was changed. See to the disk, or use a pool with another directory, then pause again";
 
 const char* advice_for(const Error& error) {
   if (error.kind == Kind::kHostMemory) return kHostIsFull;
-  return error.kind == Kind::kDisk ? kDiskFailed : kUnchanged;
+  if (error.kind != Kind::kDisk) return kUnchanged;
+  return error.wanted > 0 ? kDiskIsFull : kDiskFailed;
 }
 
 std::size_t bytes_of(const Pool::Claim& claim) {

@@ -40,7 +40,7 @@ struct Policy {
   bool is_retained = true;       // keep the backup's host memory between cycles
   Fill fill = Fill::kUndefined;  // what a pool without backup holds after a resume
   Digests digests = Digests::kAvailable;
-  std::string directory{};  // of the file, for a backup on a disk
+  std::string directory;  // of the file, for a backup on a disk
 };
 
 enum class State { kActive, kPaused };

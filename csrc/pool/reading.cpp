@@ -143,7 +143,7 @@ BackupPart Pool::read_from_disk(Claim& claim, const Segment& segment, std::size_
   } catch (DiskFile::Ended& error) {
     error.message += ", in the segment at " + format_address(segment.range.address());
     explain(error, size, kUnread);
-    throw Error(error);
+    throw;
   } catch (Error& error) {
     explain(error, size, kUnread);
     throw;

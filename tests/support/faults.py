@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from support.policies import Policy
 
 PROVIDER = "host"
 ANY = "*"
+# The calls on files are another seam, with names of their own.
+FILES = "files"
+ANY_FILE = "any call on files"
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN: nobody has a special way to deal with it
 OUT_OF_MEMORY = 2
 # In place of a driver call: memory for our own tables, on the calling thread.
@@ -26,6 +30,9 @@ ALLOCATION = "operator new"
 # What puts host memory in the place of device memory, and back: where one of them keeps failing, a pause of a
 # resident pool cannot be undone either.
 SWAPPING = ("cuMemMap", "cuMemSetAccess", "cuMemUnmap")
+
+# By what a file that cannot grow says so, where the rest fails with EIO.
+GROWING = ("fallocate", "pwrite")
 
 # Asked again and again until work has ended: how often is a matter of time, and the first few stand for all.
 POLLED = ("cuEventQuery",)
@@ -118,6 +125,7 @@ class World:
                 "bytes_used": status.bytes_used,
                 "bytes_backed_up": status.bytes_backed_up,
                 "host_bytes": status.host_bytes,
+                "disk_bytes": status.disk_bytes,
             }
         return {
             "pools": pools,
@@ -185,13 +193,21 @@ class Sweep:
     wrong: list[str] = field(default_factory=list)
 
 
+def _counts() -> dict[str, int]:
+    return {**_core.call_counts(PROVIDER), **_core.call_counts(FILES)}
+
+
+def is_of_files(name: str) -> bool:
+    return name == ANY_FILE or name in _core.call_counts(FILES)
+
+
 def calls_of(make: Callable[[], World], scenario: Scenario) -> dict[str, int]:
-    """How often a clean run makes each driver call."""
+    """How often a clean run makes each driver call, and each call on files."""
     world = make()
     scenario.prepare(world)
-    before = _core.call_counts(PROVIDER)
+    before = _counts()
     scenario.act(world)
-    after = _core.call_counts(PROVIDER)
+    after = _counts()
     wrong = scenario.wrong_after(world)
     assert wrong == [], f"{scenario.name} goes wrong without a fault"
     assert world.finish() == []
@@ -200,15 +216,23 @@ def calls_of(make: Callable[[], World], scenario: Scenario) -> dict[str, int]:
 
 
 def call_points_of(calls: dict[str, int]) -> Iterator[tuple[str, int, bool, int]]:
-    """Every call and every k, failing once and from then on; and the whole driver from each call on."""
+    """Every call and every k, failing once and from then on; and a whole seam from each of its calls on."""
     for name, count in calls.items():
-        codes = [UNKNOWN, OUT_OF_MEMORY] if name in ("cuMemCreate", "cuMemHostRegister") else [UNKNOWN]
         for nth in range(1, count + 1):
             for is_lasting in (False, True):
-                for code in codes:
+                for code in _codes_of(name):
                     yield name, nth, is_lasting, code
-    for nth in range(1, sum(calls.values()) + 1):
+    on_files = sum(count for name, count in calls.items() if is_of_files(name))
+    for nth in range(1, sum(calls.values()) - on_files + 1):
         yield ANY, nth, True, UNKNOWN
+    for nth in range(1, on_files + 1):
+        yield ANY_FILE, nth, True, errno.EIO
+
+
+def _codes_of(name: str) -> list[int]:
+    if is_of_files(name):
+        return [errno.EIO, errno.ENOSPC] if name in GROWING else [errno.EIO]
+    return [UNKNOWN, OUT_OF_MEMORY] if name in ("cuMemCreate", "cuMemHostRegister") else [UNKNOWN]
 
 
 def allocations_of(make: Callable[[], World], scenario: Scenario) -> int:
@@ -285,6 +309,8 @@ def _one(
     error: fp.Error | MemoryError | None = None
     if name == ALLOCATION:
         _core.arm_allocation_fault(nth, is_lasting)
+    elif is_of_files(name):
+        _core.arm_fault(FILES, "*" if name == ANY_FILE else name, nth, is_lasting, code)
     else:
         _core.arm_fault(PROVIDER, name, nth, is_lasting, code)
     try:
@@ -295,8 +321,9 @@ def _one(
         error = raised.with_traceback(None)
     finally:
         _core.disarm_allocation_fault()
-        injected = _core.injected_faults(PROVIDER)
-        _core.disarm_fault(PROVIDER)
+        seam = FILES if is_of_files(name) else PROVIDER
+        injected = _core.injected_faults(seam)
+        _core.disarm_fault(seam)
         _reset_thread(world.machine)
     wrong: list[str] = []
     problems = _core.problems()
@@ -376,7 +403,7 @@ def _wrong_after_failure(
             continue
         allowed = []
         if has_leaked:  # recorded: memory that could not be given back is still held, and shown as held
-            allowed += ["bytes_mapped", "host_bytes"]
+            allowed += ["bytes_mapped", "host_bytes", "disk_bytes"]
         if is_backup_kept:  # the policy keeps host memory, and the next try needs it
             allowed += ["host_bytes"]
         now = {**now, **{key: was[key] for key in allowed if now[key] > was[key]}}
@@ -386,8 +413,11 @@ def _wrong_after_failure(
         wrong.append("addresses changed")
     if not has_leaked and "is paused now" not in notes:
         was, now = before["driver"], dict(after["driver"])
-        if is_backup_kept and now["registrations"] > was["registrations"]:
-            now["registrations"] = was["registrations"]
+        more = now["registrations"] - was["registrations"]
+        is_on_disk = world.policy.backup == "disk"
+        if (is_backup_kept or is_on_disk) and more > 0:
+            now["registrations"] -= more
+            now["events"] -= more if is_on_disk else 0  # buffers stay with the device, each with an event
         if now != was:
             wrong.append(f"driver resources changed: {_changes(was, now)} after {error}")
         if after["free"] != before["free"]:
