@@ -8,6 +8,7 @@ for both providers.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from support.faults import (
     World,
     allocation_points_of,
     allocations_of,
+    call_points_of,
     calls_of,
+    is_of_files,
     sweep,
 )
 from support.machine import Machine
@@ -273,7 +276,6 @@ QUICK = {
         "close",
     },
     "resident": {"pause"},
-    "disk": {"pause", "resume"},
 }
 
 
@@ -311,6 +313,25 @@ def test_a_failing_call_changes_nothing_and_loses_nothing(
     assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
     assert found.points >= LEAST_POINTS[scenario.name][policy.keeps_contents]
     assert found.raised > 0 or scenario.never_raises or found.points == 0
+
+
+def points_on_files(make: Callable[[], World], scenario: Scenario) -> list[tuple[str, int, bool, int]]:
+    return [point for point in call_points_of(calls_of(make, scenario)) if is_of_files(point[0])]
+
+
+@pytest.mark.leaves
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+def test_a_failing_call_on_a_file_changes_nothing_and_loses_nothing(scenario: Scenario, host: Machine):
+    """The part of a disk's sweep that other policies have nothing of."""
+
+    def make() -> World:
+        number = next(_numbers)
+        return World(host, BY_NAME["disk"], (f"first-{number}", f"second-{number}"))
+
+    found = sweep(make, scenario, points_on_files)
+    print(f"{scenario.name}: {found.points} points, {found.raised} raised, {found.leaked} leaked")
+    assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
+    assert found.points > 0 or scenario.name in ("allocate", "allocate small", "free", "adopt")
 
 
 @pytest.mark.leaves

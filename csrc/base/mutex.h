@@ -1,6 +1,6 @@
 // A mutex, a lock and a condition variable that clang's thread-safety analysis understands.
 //
-// Lock order, outermost first: the GIL, registry, pool, device, driver, problems. A thread that
+// Lock order, outermost first: the GIL, registry, pool, staging, device, driver, problems. A thread that
 // holds one never takes one further out. No lock is held across a copy or a wait for the device.
 #pragma once
 

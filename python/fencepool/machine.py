@@ -109,7 +109,7 @@ class HostMemory:
     """Host memory for backups, in bytes."""
 
     used: int
-    """Pinned by the backups of all pools of this process, views of backups included."""
+    """Pinned by the backups of all pools of this process, views of backups and buffers to disks included."""
     budget: int | None
     """What they may take together; None is no budget."""
     available: int
