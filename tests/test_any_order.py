@@ -92,7 +92,7 @@ class Pools(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         _core.disarm_fault("host")
-        _core.disarm_fault("files")
+        _core.disarm_fault("system")
         for device in DEVICES:
             fp.host_driver.configure(device, memory_limit=TOTAL)
         fp.resume()
@@ -216,7 +216,7 @@ class Pools(RuleBasedStateMachine):
         names=tags,
         is_pause=st.booleans(),
         call=st.integers(1, 40),
-        seam=st.sampled_from(["host", "files"]),
+        seam=st.sampled_from(["host", "system"]),
     )
     def fail(self, names, is_pause, call, seam):
         """One call of the driver or on a file fails, once: all or nothing, and a retry works."""

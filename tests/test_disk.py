@@ -28,7 +28,7 @@ STEP = 4096
 @pytest.fixture(autouse=True)
 def no_faults():
     yield
-    _core.disarm_fault("files")
+    _core.disarm_fault("system")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def the_file(directory: Path) -> Path:
 
 
 def fail(call: str, code: int, nth: int = 1, *, lasting: bool = False) -> None:
-    _core.arm_fault("files", call, nth, lasting, code)
+    _core.arm_fault("system", call, nth, lasting, code)
 
 
 # --- the directory ---------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ fp.pause("t")
 @pytest.mark.parametrize("has_tmpfile", [True, False])
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "pass", "os._exit(0)"])
 def test_nothing_is_left_however_the_process_ends(directory, end, has_tmpfile):
-    before = "" if has_tmpfile else f'_core.arm_fault("files", "openat", 2, False, {errno.EOPNOTSUPP})\n'
+    before = "" if has_tmpfile else f'_core.arm_fault("system", "openat", 2, False, {errno.EOPNOTSUPP})\n'
     done = children.run(before + LEFT + end, WHERE=str(directory))
     assert done.returncode == (-9 if "SIGKILL" in end else 0), done.stderr
     assert list(directory.iterdir()) == []
@@ -247,9 +247,9 @@ def test_only_what_changed_is_written_and_equal_bytes_once_and_zeros_not_at_all(
     assert pool.status().disk_bytes == 8 * BLOCK
     fp.resume(pool.tag, verify=True)
     assert_same(tensor, expected)
-    written = _core.call_counts("files")["pwrite"]
+    written = _core.call_counts("system")["pwrite"]
     assert fp.pause(pool.tag).pools[0].bytes_copied == 0
-    assert _core.call_counts("files")["pwrite"] == written
+    assert _core.call_counts("system")["pwrite"] == written
     fp.resume(pool.tag)
     tensor[3 * BLOCK + 17] += 1
     expected = tensor.cpu().clone()
@@ -260,10 +260,10 @@ def test_only_what_changed_is_written_and_equal_bytes_once_and_zeros_not_at_all(
 
 def test_neighbouring_blocks_go_in_large_writes(pool):
     tensor, expected = filled(pool, 32 * MIB)
-    before = _core.call_counts("files")
+    before = _core.call_counts("system")
     fp.pause(pool.tag)
     fp.resume(pool.tag).fence.synchronize()
-    after = _core.call_counts("files")
+    after = _core.call_counts("system")
     assert after["pwrite"] - before["pwrite"] == 8
     assert after["pread"] - before["pread"] == 8
     assert_same(tensor, expected)
@@ -393,8 +393,8 @@ def test_more_than_the_buffers_hold_goes_through_a_held_device_in_the_end(host, 
     fp.pause(tag)
     latch = host.hold_context()
     resume = Job(lambda: fp.resume(tag))
-    read = _core.call_counts("files")["pread"]
-    eventually(lambda: _core.call_counts("files")["pread"] >= read + 8, "buffers are filled")
+    read = _core.call_counts("system")["pread"]
+    eventually(lambda: _core.call_counts("system")["pread"] >= read + 8, "buffers are filled")
     other = fp.pool(f"{tag}-2", "cpu")  # nobody waits for it
     assert other.empty((MIB,)).numel() == MIB
     assert resume.is_running()
@@ -440,13 +440,13 @@ def test_where_direct_access_is_refused_the_page_cache_serves(host, tag, directo
     tensor, expected = filled(pool, 20 * MIB)
     if call == "pwrite":
         fail(call, errno.EINVAL, nth)
-    before = _core.call_counts("files")
+    before = _core.call_counts("system")
     fp.pause(tag)
     if call == "pread":
         fail(call, errno.EINVAL, nth)
     else:
         assert pool.status().direct_io is False
-        after = _core.call_counts("files")
+        after = _core.call_counts("system")
         for made in ("sync_file_range", "fdatasync", "posix_fadvise"):
             assert after[made] > before[made], made
     fp.resume(tag, verify=True)
@@ -481,7 +481,7 @@ def test_too_little_space_is_found_before_anything_is_copied(host, new_tag, dire
     pools = [fp.pool(new_tag(), "cpu", backup="disk", directory=directory) for _ in range(2)]
     kept = [filled(pool, 3 * MIB, seed) for seed, pool in enumerate(pools)]
     tags = [pool.tag for pool in pools]
-    before = _core.call_counts("files")["pwrite"], _core.call_counts("host")["cuMemcpyDtoHAsync"]
+    before = _core.call_counts("system")["pwrite"], _core.call_counts("host")["cuMemcpyDtoHAsync"]
     fail("fallocate", code, nth=2)
     with pytest.raises(fp.DiskError, match=r"3.00 MiB wanted, .* free.*Nothing was changed") as caught:
         fp.pause(*tags)
@@ -490,7 +490,7 @@ def test_too_little_space_is_found_before_anything_is_copied(host, new_tag, dire
     assert error.bytes_wanted == 3 * MIB
     assert error.bytes_free > 0
     assert isinstance(error, OSError)
-    after = _core.call_counts("files")["pwrite"], _core.call_counts("host")["cuMemcpyDtoHAsync"]
+    after = _core.call_counts("system")["pwrite"], _core.call_counts("host")["cuMemcpyDtoHAsync"]
     assert after == before
     assert [pool.state for pool in pools] == ["active", "active"]
     assert [pool.status().disk_bytes for pool in pools] == [0, 0]
@@ -527,9 +527,9 @@ def test_where_nothing_is_set_aside_free_space_is_asked_for_and_a_full_disk_undo
     pool = fp.pool(new_tag(), "cpu", backup="disk", directory=directory)
     tensor, expected = filled(pool, 3 * MIB)
     fail("fallocate", errno.EOPNOTSUPP)
-    before = _core.call_counts("files")["fstatfs"]
+    before = _core.call_counts("system")["fstatfs"]
     fp.pause(pool.tag)
-    assert _core.call_counts("files")["fstatfs"] >= before + 2  # of the directory, and for the space
+    assert _core.call_counts("system")["fstatfs"] >= before + 2  # of the directory, and for the space
     fp.resume(pool.tag)
     assert_same(tensor, expected)
     pool.trim()
@@ -672,7 +672,7 @@ def test_whatever_fails_while_a_pool_is_made_leaves_nothing(host, tag, directory
         fp.pool(tag, "cpu", backup="disk", directory=directory)
     assert (caught.value.errno, caught.value.call) == (errno.EIO, call)
     assert files_in(directory) == []
-    _core.disarm_fault("files")
+    _core.disarm_fault("system")
     fp.pool(tag, "cpu", backup="disk", directory=directory)
 
 
@@ -690,7 +690,7 @@ def test_whatever_fails_by_way_of_the_page_cache_undoes_the_pause(
     fail(call, errno.EIO, nth, lasting=is_lasting)
     with pytest.raises(fp.DiskError, match="Nothing was changed") as caught:
         fp.pause(tag)
-    _core.disarm_fault("files")
+    _core.disarm_fault("system")
     assert (caught.value.call, caught.value.errno) == (call, errno.EIO)
     assert pool.state == "active"
     assert_same(tensor, expected)
@@ -771,7 +771,7 @@ fp.pause("t"); fp.resume("t").fence.synchronize()
 {before}
 fp.host_driver.configure("cpu", bandwidth=20_000_000)
 count = "cuMemcpyDtoHAsync" if {doing!r} == "pause" else "pread"
-seam = "host" if {doing!r} == "pause" else "files"
+seam = "host" if {doing!r} == "pause" else "system"
 made = _core.call_counts(seam)[count]
 def interrupt():
     while _core.call_counts(seam)[count] < made + 3:

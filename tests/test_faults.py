@@ -27,7 +27,7 @@ from support.faults import (
     allocations_of,
     call_points_of,
     calls_of,
-    is_of_files,
+    is_of_system,
     sweep,
 )
 from support.machine import Machine
@@ -315,8 +315,8 @@ def test_a_failing_call_changes_nothing_and_loses_nothing(
     assert found.raised > 0 or scenario.never_raises or found.points == 0
 
 
-def points_on_files(make: Callable[[], World], scenario: Scenario) -> list[tuple[str, int, bool, int]]:
-    return [point for point in call_points_of(calls_of(make, scenario)) if is_of_files(point[0])]
+def points_of_system(make: Callable[[], World], scenario: Scenario) -> list[tuple[str, int, bool, int]]:
+    return [point for point in call_points_of(calls_of(make, scenario)) if is_of_system(point[0])]
 
 
 @pytest.mark.leaves
@@ -328,7 +328,7 @@ def test_a_failing_call_on_a_file_changes_nothing_and_loses_nothing(scenario: Sc
         number = next(_numbers)
         return World(host, BY_NAME["disk"], (f"first-{number}", f"second-{number}"))
 
-    found = sweep(make, scenario, points_on_files)
+    found = sweep(make, scenario, points_of_system)
     print(f"{scenario.name}: {found.points} points, {found.raised} raised, {found.leaked} leaked")
     assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
     assert found.points > 0 or scenario.name in ("allocate", "allocate small", "free", "adopt")
@@ -380,7 +380,7 @@ ON_FILES = {
 
 
 @pytest.mark.parametrize("name", list(ON_FILES))
-def test_calls_on_files_are_made_to_fail_too(host, name):
+def test_system_calls_of_a_disk_are_made_to_fail_too(host, name):
     number = next(_numbers)
     scenario = next(one for one in SCENARIOS if one.name == name)
     calls = calls_of(lambda: World(host, BY_NAME["disk"], (f"a-{number}", f"b-{number}")), scenario)

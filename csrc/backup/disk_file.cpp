@@ -9,16 +9,16 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/file_calls.h"
 #include "base/problems.h"
 #include "base/process.h"
 #include "base/retry.h"
+#include "base/system_calls.h"
 
 namespace fencepool {
 namespace {
 
-using files::Call;
-using files::name_of;
+using sys::Call;
+using sys::name_of;
 
 constexpr const char* kAdvice = "name a directory of a local disk that this process may write to";
 constexpr mode_t kPrivate = 0600;
@@ -51,11 +51,11 @@ bool is_memory(const struct statfs& system) {
 // The directory, found to be fit for files.
 class Folder {
  public:
-  explicit Folder(const std::string& path) : file_(files::open_folder(path.c_str())) {
+  explicit Folder(const std::string& path) : file_(sys::open_folder(path.c_str())) {
     if (file_ < 0) throw refused(Call::k_openat, errno, path);
     try {
       struct statfs system{};
-      if (files::fstatfs(file_, &system) != 0) throw refused(Call::k_fstatfs, errno, path);
+      if (sys::fstatfs(file_, &system) != 0) throw refused(Call::k_fstatfs, errno, path);
       if (is_memory(system)) {
         Error error(Kind::kDisk,
                     path +
@@ -65,7 +65,7 @@ class Folder {
         error.path = path;
         throw error;
       }
-      if (files::faccessat(file_, ".", W_OK | X_OK) != 0) throw refused(Call::k_faccessat, errno, path);
+      if (sys::faccessat(file_, ".", W_OK | X_OK) != 0) throw refused(Call::k_faccessat, errno, path);
     } catch (...) {
       close();
       throw;
@@ -83,7 +83,7 @@ class Folder {
     return error;
   }
   void close() const noexcept {
-    if (files::close(file_) != 0) problems::record({"closing a directory failed"});
+    if (sys::close(file_) != 0) problems::record({"closing a directory failed"});
   }
 
   int file_;
@@ -96,13 +96,13 @@ int open_and_unlink(int folder, int flags) {
     std::uint64_t number = 0;
     if (getrandom(&number, sizeof number, 0) != static_cast<ssize_t>(sizeof number)) return -1;
     const std::string name = ".fencepool-" + std::to_string(number);
-    const int file = files::openat(folder, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, kPrivate);
+    const int file = sys::openat(folder, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, kPrivate);
     if (file < 0 && errno == EEXIST) continue;
     if (file < 0) return -1;
-    const auto is_unlinked = [&] { return files::unlinkat(folder, name.c_str()) == 0; };
+    const auto is_unlinked = [&] { return sys::unlinkat(folder, name.c_str()) == 0; };
     if (succeeds_in_two(is_unlinked)) return file;
     const int code = errno;
-    if (files::close(file) != 0) problems::record({"closing a file that keeps its name failed"});
+    if (sys::close(file) != 0) problems::record({"closing a file that keeps its name failed"});
     problems::record({"a file keeps its name, since unlinking it was refused twice: ", name});
     errno = code;
     return -1;
@@ -112,7 +112,7 @@ int open_and_unlink(int folder, int flags) {
 }
 
 int open_private(int folder, int flags) {
-  const int file = files::openat(folder, ".", flags | O_TMPFILE, kPrivate);
+  const int file = sys::openat(folder, ".", flags | O_TMPFILE, kPrivate);
   if (file >= 0) return file;
   // Kernels and file systems without O_TMPFILE (open(2)).
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT;
@@ -123,7 +123,7 @@ bool is_full(int code) { return code == ENOSPC || code == EDQUOT || code == EFBI
 
 std::size_t free_on(int file) {
   struct statfs system{};
-  if (files::fstatfs(file, &system) != 0) return 0;
+  if (sys::fstatfs(file, &system) != 0) return 0;
   return static_cast<std::size_t>(system.f_bavail) * static_cast<std::size_t>(system.f_bsize);
 }
 
@@ -134,7 +134,7 @@ DiskFile::DiskFile(std::string directory) : directory_(std::move(directory)) {
   try {
     look_at_alignment();
   } catch (...) {
-    if (files::close(file_) != 0) problems::record({"closing the file of a backup failed"});
+    if (sys::close(file_) != 0) problems::record({"closing the file of a backup failed"});
     throw;
   }
 }
@@ -142,7 +142,7 @@ DiskFile::DiskFile(std::string directory) : directory_(std::move(directory)) {
 DiskFile::~DiskFile() {
   if (process::is_forked_child()) return;
   if (size_ > 0) shrink(0);  // a forked child has the file open too, and would keep its space
-  if (files::close(file_) != 0) problems::record({"closing the file of a backup failed; its space is free"});
+  if (sys::close(file_) != 0) problems::record({"closing the file of a backup failed; its space is free"});
 }
 
 void DiskFile::check(const std::string& directory) { static_cast<void>(Folder(directory)); }
@@ -160,8 +160,8 @@ void DiskFile::open() {
 
 // statx(2), STATX_DIOALIGN, since Linux 6.1. Before that 4 KiB does on what there is.
 void DiskFile::look_at_alignment() {
-  files::DirectAlignment found;
-  if (files::direct_alignment(file_, &found) != 0) {
+  sys::DirectAlignment found;
+  if (sys::direct_alignment(file_, &found) != 0) {
     if (errno == ENOSYS || errno == EINVAL) return;
     throw failed(Call::k_statx, errno);
   }
@@ -176,7 +176,7 @@ void DiskFile::look_at_alignment() {
 bool DiskFile::grow(std::size_t size) {
   if (size <= size_) return true;
   const std::size_t more = size - size_;
-  if (files::fallocate(file_, static_cast<off_t>(size_), static_cast<off_t>(more)) == 0) {
+  if (sys::fallocate(file_, static_cast<off_t>(size_), static_cast<off_t>(more)) == 0) {
     size_ = size;
     return true;
   }
@@ -187,7 +187,7 @@ bool DiskFile::grow(std::size_t size) {
     shrink(before);
     throw too_little(Call::k_fallocate, code, more);
   }
-  if (files::ftruncate(file_, static_cast<off_t>(size)) != 0) {
+  if (sys::ftruncate(file_, static_cast<off_t>(size)) != 0) {
     throw too_little(Call::k_ftruncate, errno, more);
   }
   size_ = size;
@@ -209,7 +209,7 @@ void DiskFile::require_free(std::size_t bytes) const {
 
 void DiskFile::shrink(std::size_t size) noexcept {
   if (size >= size_) return;
-  if (succeeds_in_two([&] { return files::ftruncate(file_, static_cast<off_t>(size)) == 0; })) {
+  if (succeeds_in_two([&] { return sys::ftruncate(file_, static_cast<off_t>(size)) == 0; })) {
     size_ = size;
   } else {
     problems::record({"the file of a backup stays larger than it need be: ftruncate was refused twice"});
@@ -219,8 +219,7 @@ void DiskFile::shrink(std::size_t size) noexcept {
 void DiskFile::write(std::size_t position, const char* data, std::size_t size) {
   for (std::size_t done = 0; done < size;) {
     const bool was_direct = is_direct_;
-    const ssize_t written =
-        files::pwrite(file_, data + done, size - done, static_cast<off_t>(position + done));
+    const ssize_t written = sys::pwrite(file_, data + done, size - done, static_cast<off_t>(position + done));
     if (written > 0) {
       done += static_cast<std::size_t>(written);
     } else if (written == 0) {
@@ -234,10 +233,10 @@ void DiskFile::write(std::size_t position, const char* data, std::size_t size) {
   if (is_direct_) return;
   // Pages of the cache are host memory, which a backup on a disk is not to take.
   const auto at = static_cast<off_t>(position);
-  if (files::sync_range(file_, at, static_cast<off_t>(size)) != 0 && errno != ENOSYS && errno != ESPIPE) {
+  if (sys::sync_range(file_, at, static_cast<off_t>(size)) != 0 && errno != ENOSYS && errno != ESPIPE) {
     throw failed(Call::k_sync_file_range, errno);
   }
-  if (files::forget(file_, at, static_cast<off_t>(size)) != 0) {
+  if (sys::forget(file_, at, static_cast<off_t>(size)) != 0) {
     throw failed(Call::k_posix_fadvise, errno);
   }
 }
@@ -245,7 +244,7 @@ void DiskFile::write(std::size_t position, const char* data, std::size_t size) {
 void DiskFile::read(std::size_t position, char* data, std::size_t size) {
   for (std::size_t done = 0; done < size;) {
     const bool was_direct = is_direct_;
-    const ssize_t got = files::pread(file_, data + done, size - done, static_cast<off_t>(position + done));
+    const ssize_t got = sys::pread(file_, data + done, size - done, static_cast<off_t>(position + done));
     if (got > 0) done += static_cast<std::size_t>(got);
     // Everything stored has whole steps: what ends between them ends too early.
     if (got > 0 && (done == size || done % step_ == 0)) continue;
@@ -261,18 +260,18 @@ void DiskFile::read(std::size_t position, char* data, std::size_t size) {
     }
   }
   if (is_direct_) return;
-  if (files::forget(file_, static_cast<off_t>(position), static_cast<off_t>(size)) != 0) {
+  if (sys::forget(file_, static_cast<off_t>(position), static_cast<off_t>(size)) != 0) {
     throw failed(Call::k_posix_fadvise, errno);
   }
 }
 
 void DiskFile::sync() {
-  if (files::fdatasync(file_) != 0) throw failed(Call::k_fdatasync, errno);
+  if (sys::fdatasync(file_) != 0) throw failed(Call::k_fdatasync, errno);
 }
 
 // Some file systems take O_DIRECT at open and refuse it at the first use. More than one thread may find that.
 void DiskFile::turn_to_buffered() {
-  if (files::set_flags(file_, O_RDWR) != 0) throw failed(Call::k_fcntl, errno);
+  if (sys::set_flags(file_, O_RDWR) != 0) throw failed(Call::k_fcntl, errno);
   is_direct_ = false;
 }
 

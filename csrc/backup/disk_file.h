@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/file_calls.h"
+#include "base/system_calls.h"
 
 namespace fencepool {
 
@@ -52,8 +52,8 @@ class DiskFile {
   void open();
   void look_at_alignment();
   void turn_to_buffered();
-  Error failed(files::Call call, int code) const;
-  Error too_little(files::Call call, int code, std::size_t wanted) const;
+  Error failed(sys::Call call, int code) const;
+  Error too_little(sys::Call call, int code, std::size_t wanted) const;
 
   const std::string directory_;
   int file_ = -1;

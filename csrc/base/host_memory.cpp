@@ -18,6 +18,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/problems.h"
+#include "base/system_calls.h"
 
 namespace fencepool::host_memory {
 namespace {
@@ -140,15 +142,17 @@ void Promise::fulfil(std::size_t bytes) noexcept {
 Reservation::Reservation(std::size_t size, int numa_node) : size_(size) {
   // Over-reserve, then give back what lies outside the aligned part.
   const std::size_t padded = size + kHugePage;
-  void* raw =
-      mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) throw no_memory(size, "reserving", errno);
+  void* raw = sys::map_memory(padded);
+  if (raw == nullptr) throw no_memory(size, "reserving", errno);
   const auto base = reinterpret_cast<std::uintptr_t>(raw);
   const std::uintptr_t aligned = (base + kHugePage - 1) / kHugePage * kHugePage;
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::uintptr_t end = (aligned + size + page - 1) / page * page;
-  if (aligned > base) munmap(raw, aligned - base);
-  if (base + padded > end) munmap(reinterpret_cast<void*>(end), base + padded - end);
+  // Addresses without pages: where the kernel keeps them, nothing is lost.
+  if (aligned > base) static_cast<void>(sys::unmap_memory(raw, aligned - base));
+  if (base + padded > end) {
+    static_cast<void>(sys::unmap_memory(reinterpret_cast<void*>(end), base + padded - end));
+  }
   start_ = reinterpret_cast<char*>(aligned);
 
   // All three are wishes: without them the backup is slower or crosses sockets, but right.
@@ -167,7 +171,10 @@ Reservation::Reservation(Reservation& whole, std::size_t size) noexcept : start_
 }
 
 Reservation::~Reservation() {
-  if (start_ != nullptr && size_ > 0) munmap(start_, size_);
+  if (start_ == nullptr || size_ == 0 || sys::unmap_memory(start_, size_) == 0) return;
+  // The kernel refuses to split mappings beyond vm.max_map_count. The pages at least can go.
+  static_cast<void>(madvise(start_, size_, MADV_DONTNEED));
+  problems::record({"munmap failed: addresses of a backup's host memory are not given back, its pages are"});
 }
 
 void Reservation::populate() {

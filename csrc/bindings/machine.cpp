@@ -5,10 +5,10 @@
 #include <array>
 
 #include "base/allocation_faults.h"
-#include "base/file_calls.h"
 #include "base/host_budget.h"
 #include "base/host_memory.h"
 #include "base/process.h"
+#include "base/system_calls.h"
 #include "bindings/bindings.h"
 #include "bindings/unlocked.h"
 #include "owners/device.h"
@@ -76,21 +76,21 @@ Call call_of(const std::string& name) {
   return call;
 }
 
-files::Call file_call_of(const std::string& name) {
-  if (name == "*") return files::Call::kCount;
-  const files::Call call = files::find_call(name);
-  if (call == files::Call::kCount) throw Error(Kind::kInvalid, "there is no call '" + name + "' on files");
+sys::Call system_call_of(const std::string& name) {
+  if (name == "*") return sys::Call::kCount;
+  const sys::Call call = sys::find_call(name);
+  if (call == sys::Call::kCount) throw Error(Kind::kInvalid, "there is no system call '" + name + "' here");
   return call;
 }
 
-constexpr const char* kFiles = "files";
+constexpr const char* kSystem = "system";
 
-// For tests, see base/faults.h: of a driver's table, or of the calls on files under the name "files".
+// For tests, see base/faults.h: of a driver's table, or of the system calls under the name "system".
 void bind_faults(py::module_& module) {
   module.def(
       "arm_fault",
       [](const std::string& seam, const std::string& call, std::uint64_t nth, bool is_lasting, int code) {
-        if (seam == kFiles) return files::faults().arm(file_call_of(call), nth, is_lasting, code);
+        if (seam == kSystem) return sys::faults().arm(system_call_of(call), nth, is_lasting, code);
         Driver::get(provider_of(seam))
             .faults.arm(call_of(call), nth, is_lasting, static_cast<CUresult>(code));
       },
@@ -101,24 +101,24 @@ void bind_faults(py::module_& module) {
   module.def(
       "disarm_fault",
       [](const std::string& seam) {
-        if (seam == kFiles) return files::faults().disarm();
+        if (seam == kSystem) return sys::faults().disarm();
         Driver::get(provider_of(seam)).faults.disarm();
       },
       py::arg("seam"));
   module.def(
       "injected_faults",
       [](const std::string& seam) {
-        return seam == kFiles ? files::faults().injected() : Driver::get(provider_of(seam)).faults.injected();
+        return seam == kSystem ? sys::faults().injected() : Driver::get(provider_of(seam)).faults.injected();
       },
       py::arg("seam"));
   module.def(
       "call_counts",
       [](const std::string& seam) {
         py::dict counts;
-        if (seam == kFiles) {
-          for (int i = 0; i < static_cast<int>(files::Call::kCount); ++i) {
-            const auto call = static_cast<files::Call>(i);
-            counts[files::name_of(call)] = files::faults().count(call);
+        if (seam == kSystem) {
+          for (int i = 0; i < static_cast<int>(sys::Call::kCount); ++i) {
+            const auto call = static_cast<sys::Call>(i);
+            counts[sys::name_of(call)] = sys::faults().count(call);
           }
           return counts;
         }

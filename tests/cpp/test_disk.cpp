@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "base/file_calls.h"
+#include "base/system_calls.h"
 #include "support.h"
 
 using namespace fencepool;
@@ -74,14 +74,14 @@ TEST_CASE("a write and a read that fail leave everything as it was") {
     const auto block = pool->allocate(40 * kMiB, {});
     number(*block, 7);
     for (std::uint64_t nth = 1; nth <= 10; nth += 3) {
-      files::faults().arm(files::Call::k_pwrite, nth, false, EIO);
+      sys::faults().arm(sys::Call::k_pwrite, nth, false, EIO);
       CHECK_THROWS_AS(pause_pools({pool}), Error);
       CHECK(pool->status().state == "active");
       CHECK(is_numbered(*block, 7));
     }
     pause_pools({pool});
     for (std::uint64_t nth = 1; nth <= 10; nth += 3) {
-      files::faults().arm(files::Call::k_pread, nth, false, EIO);
+      sys::faults().arm(sys::Call::k_pread, nth, false, EIO);
       CHECK_THROWS_AS(resume_pools({pool}), Error);
       CHECK(pool->status().state == "paused");
     }

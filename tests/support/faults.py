@@ -19,9 +19,9 @@ from support.policies import Policy
 
 PROVIDER = "host"
 ANY = "*"
-# The calls on files are another seam, with names of their own.
-FILES = "files"
-ANY_FILE = "any call on files"
+# The system calls are another seam, with names of their own.
+SYSTEM = "system"
+ANY_SYSTEM = "any system call"
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN: nobody has a special way to deal with it
 OUT_OF_MEMORY = 2
 # In place of a driver call: memory for our own tables, on the calling thread.
@@ -194,15 +194,15 @@ class Sweep:
 
 
 def _counts() -> dict[str, int]:
-    return {**_core.call_counts(PROVIDER), **_core.call_counts(FILES)}
+    return {**_core.call_counts(PROVIDER), **_core.call_counts(SYSTEM)}
 
 
-def is_of_files(name: str) -> bool:
-    return name == ANY_FILE or name in _core.call_counts(FILES)
+def is_of_system(name: str) -> bool:
+    return name == ANY_SYSTEM or name in _core.call_counts(SYSTEM)
 
 
 def calls_of(make: Callable[[], World], scenario: Scenario) -> dict[str, int]:
-    """How often a clean run makes each driver call, and each call on files."""
+    """How often a clean run makes each driver call, and each system call that backups rest on."""
     world = make()
     scenario.prepare(world)
     before = _counts()
@@ -222,15 +222,15 @@ def call_points_of(calls: dict[str, int]) -> Iterator[tuple[str, int, bool, int]
             for is_lasting in (False, True):
                 for code in _codes_of(name):
                     yield name, nth, is_lasting, code
-    on_files = sum(count for name, count in calls.items() if is_of_files(name))
-    for nth in range(1, sum(calls.values()) - on_files + 1):
+    of_system = sum(count for name, count in calls.items() if is_of_system(name))
+    for nth in range(1, sum(calls.values()) - of_system + 1):
         yield ANY, nth, True, UNKNOWN
-    for nth in range(1, on_files + 1):
-        yield ANY_FILE, nth, True, errno.EIO
+    for nth in range(1, of_system + 1):
+        yield ANY_SYSTEM, nth, True, errno.EIO
 
 
 def _codes_of(name: str) -> list[int]:
-    if is_of_files(name):
+    if is_of_system(name):
         return [errno.EIO, errno.ENOSPC] if name in GROWING else [errno.EIO]
     return [UNKNOWN, OUT_OF_MEMORY] if name in ("cuMemCreate", "cuMemHostRegister") else [UNKNOWN]
 
@@ -309,8 +309,8 @@ def _one(
     error: fp.Error | MemoryError | None = None
     if name == ALLOCATION:
         _core.arm_allocation_fault(nth, is_lasting)
-    elif is_of_files(name):
-        _core.arm_fault(FILES, "*" if name == ANY_FILE else name, nth, is_lasting, code)
+    elif is_of_system(name):
+        _core.arm_fault(SYSTEM, "*" if name == ANY_SYSTEM else name, nth, is_lasting, code)
     else:
         _core.arm_fault(PROVIDER, name, nth, is_lasting, code)
     try:
@@ -321,7 +321,7 @@ def _one(
         error = raised.with_traceback(None)
     finally:
         _core.disarm_allocation_fault()
-        seam = FILES if is_of_files(name) else PROVIDER
+        seam = SYSTEM if is_of_system(name) else PROVIDER
         injected = _core.injected_faults(seam)
         _core.disarm_fault(seam)
         _reset_thread(world.machine)

@@ -1,4 +1,5 @@
-// The system calls on files that backups rest on: the one way to them, so that each can be made to fail.
+// The system calls that backups rest on, on files and on the host's memory: the one way to them, so that each
+// can be made to fail.
 //
 // They have the system's own signatures, and set errno. Where a call can be interrupted by a signal it is
 // made again here. Thread-safe.
@@ -13,28 +14,30 @@
 
 #include "base/faults.h"
 
-namespace fencepool::files {
+namespace fencepool::sys {
 
-#define FENCEPOOL_FILE_CALLS(X) \
-  X(openat)                     \
-  X(fstatfs)                    \
-  X(faccessat)                  \
-  X(unlinkat)                   \
-  X(statx)                      \
-  X(fcntl)                      \
-  X(fallocate)                  \
-  X(ftruncate)                  \
-  X(pwrite)                     \
-  X(pread)                      \
-  X(fdatasync)                  \
-  X(sync_file_range)            \
-  X(posix_fadvise)              \
-  X(close)
+#define FENCEPOOL_SYSTEM_CALLS(X) \
+  X(openat)                       \
+  X(fstatfs)                      \
+  X(faccessat)                    \
+  X(unlinkat)                     \
+  X(statx)                        \
+  X(fcntl)                        \
+  X(fallocate)                    \
+  X(ftruncate)                    \
+  X(pwrite)                       \
+  X(pread)                        \
+  X(fdatasync)                    \
+  X(sync_file_range)              \
+  X(posix_fadvise)                \
+  X(close)                        \
+  X(mmap)                         \
+  X(munmap)
 
 enum class Call : int {
-#define FENCEPOOL_FILE_ENUM(name) k_##name,
-  FENCEPOOL_FILE_CALLS(FENCEPOOL_FILE_ENUM)
-#undef FENCEPOOL_FILE_ENUM
+#define FENCEPOOL_SYSTEM_ENUM(name) k_##name,
+  FENCEPOOL_SYSTEM_CALLS(FENCEPOOL_SYSTEM_ENUM)
+#undef FENCEPOOL_SYSTEM_ENUM
       kCount
 };
 const char* name_of(Call call);  // "pwrite"
@@ -69,4 +72,8 @@ int forget(int file, off_t position, off_t size);
 // The descriptor is gone whatever it returns (close(2)), also when a fault is injected.
 int close(int file);
 
-}  // namespace fencepool::files
+// Private anonymous memory without pages behind it, and without a promise of any; null on failure.
+void* map_memory(std::size_t size);
+int unmap_memory(void* start, std::size_t size);
+
+}  // namespace fencepool::sys

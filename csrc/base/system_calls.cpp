@@ -1,20 +1,21 @@
-#include "base/file_calls.h"
+#include "base/system_calls.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 
-namespace fencepool::files {
+namespace fencepool::sys {
 namespace {
 
 constexpr std::size_t kCalls = static_cast<std::size_t>(Call::kCount);
 
-#define FENCEPOOL_FILE_NAME(name) #name,
-constexpr std::array<const char*, kCalls> kNames{{FENCEPOOL_FILE_CALLS(FENCEPOOL_FILE_NAME)}};
-#undef FENCEPOOL_FILE_NAME
+#define FENCEPOOL_SYSTEM_NAME(name) #name,
+constexpr std::array<const char*, kCalls> kNames{{FENCEPOOL_SYSTEM_CALLS(FENCEPOOL_SYSTEM_NAME)}};
+#undef FENCEPOOL_SYSTEM_NAME
 
 // Makes the call until no signal comes in between, unless a test has it fail.
 template <class Made>
@@ -138,4 +139,18 @@ int close(int file) {
   return -1;
 }
 
-}  // namespace fencepool::files
+void* map_memory(std::size_t size) {
+  void* start = nullptr;
+  const int result = make(Call::k_mmap, [&] {
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    return start == MAP_FAILED ? -1 : 0;
+  });
+  return result == 0 ? start : nullptr;
+}
+
+int unmap_memory(void* start, std::size_t size) {
+  return make(Call::k_munmap, [=] { return ::munmap(start, size); });
+}
+
+}  // namespace fencepool::sys
