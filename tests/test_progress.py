@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import fencepool as fp  # noqa: E402
 from fencepool import progress  # noqa: E402
 from support.contents import assert_same, filled  # noqa: E402
+from support.policies import disk_directory  # noqa: E402
 
 MIB = 1 << 20
 
@@ -90,6 +91,20 @@ def test_what_is_done_follows_the_device(slow):
     assert (task.total, task.done()) == (16 * MIB, 0)
     fp.resume(slow.tag)
     assert task.done() == 16 * MIB
+
+
+def test_what_is_done_follows_the_disk(host, new_tag):
+    pool = fp.pool(new_tag(), "cpu", backup="disk", directory=disk_directory())
+    tensor, expected = filled(pool, 16 * MIB)
+    task = progress._Task("pause", [pool])
+    assert (task.total, task.done()) == (32 * MIB, 0)
+    fp.pause(pool.tag)
+    assert task.done() >= 16 * MIB
+    task = progress._Task("resume", [pool])
+    assert task.total == 32 * MIB
+    fp.resume(pool.tag)
+    assert task.done() >= 16 * MIB
+    assert_same(tensor, expected)
 
 
 def test_without_tqdm_it_is_an_error_before_anything_happens(slow, monkeypatch):
