@@ -757,47 +757,43 @@ def test_pools_go_to_disks_and_come_back_on_threads_of_their_own(host, new_tag, 
 @pytest.mark.parametrize("doing", ["pause", "resume"])
 def test_a_signal_ends_it_and_nothing_has_changed(directory, doing):
     """The link is so slow that it takes seconds."""
-    before = 'fp.pause("t")\n' if doing == "resume" else ""
+    seam, call = ("host", "cuMemcpyDtoHAsync") if doing == "pause" else ("system", "pread")
     children.run_silently(
         f"""
-import time
-from support.machine import Machine
-import threading
-machine = Machine("cpu")
-fp.host_driver.configure("cpu", host_waits=False)
-pool = fp.pool("t", "cpu", backup="disk", directory=os.environ["WHERE"], digests=False)
-block = block_of(pool, 100 << 20, 7)
-fp.pause("t"); fp.resume("t").fence.synchronize()
-{before}
-fp.host_driver.configure("cpu", bandwidth=20_000_000)
-count = "cuMemcpyDtoHAsync" if {doing!r} == "pause" else "pread"
-seam = "host" if {doing!r} == "pause" else "system"
-made = _core.call_counts(seam)[count]
-def interrupt():
-    while _core.call_counts(seam)[count] < made + 3:
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGINT)
-thread = threading.Thread(target=interrupt)
-thread.start()
-start = time.monotonic()
-try:
-    fp.{doing}("t")
-except KeyboardInterrupt:
-    pass
-else:
-    raise AssertionError("it was not interrupted")
-thread.join()
-fp.host_driver.configure("cpu", bandwidth=0)
-assert pool.state == ("active" if {doing!r} == "pause" else "paused"), pool.state
-if {doing!r} == "resume":
-    fp.resume("t").fence.synchronize()
-assert is_filled(block, 100 << 20, 7)
-fp.pause("t"); fp.resume("t").fence.synchronize()
-assert is_filled(block, 100 << 20, 7)
-assert _core.problems() == [], _core.problems()
-""",
+        import time
+        fp.host_driver.configure("cpu", host_waits=False)
+        pool = fp.pool("t", "cpu", backup="disk", directory=os.environ["WHERE"], digests=False)
+        block = block_of(pool, 100 << 20, 7)
+        fp.pause("t")
+        if {doing!r} == "pause":
+            fp.resume("t").fence.synchronize()
+        fp.host_driver.configure("cpu", bandwidth=20_000_000)
+        made = _core.call_counts({seam!r})[{call!r}]
+
+        def interrupt():
+            while _core.call_counts({seam!r})[{call!r}] < made + 3:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            fp.{doing}("t")
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("it was not interrupted")
+        thread.join()
+        fp.host_driver.configure("cpu", bandwidth=0)
+        assert pool.state == ("active" if {doing!r} == "pause" else "paused"), pool.state
+        fp.resume("t").fence.synchronize()
+        assert is_filled(block, 100 << 20, 7)
+        fp.pause("t")
+        fp.resume("t").fence.synchronize()
+        assert is_filled(block, 100 << 20, 7)
+        assert _core.problems() == [], _core.problems()
+        """,
         WHERE=str(directory),
-        PYTHONPATH=os.pathsep.join([str(Path(fp.__file__).parent.parent), str(Path(__file__).parent)]),
     )
 
 

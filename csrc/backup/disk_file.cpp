@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/system_calls.h"
 #include "base/problems.h"
 #include "base/process.h"
 #include "base/retry.h"
-#include "base/system_calls.h"
 
 namespace fencepool {
 namespace {
@@ -98,12 +98,17 @@ int open_and_unlink(int folder, int flags) {
     const std::string name = ".fencepool-" + std::to_string(number);
     const int file = sys::openat(folder, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, kPrivate);
     if (file < 0 && errno == EEXIST) continue;
-    if (file < 0) return -1;
-    const auto is_unlinked = [&] { return sys::unlinkat(folder, name.c_str()) == 0; };
-    if (succeeds_in_two(is_unlinked)) return file;
-    const int code = errno;
-    if (sys::close(file) != 0) problems::record({"closing a file that keeps its name failed"});
-    problems::record({"a file keeps its name, since unlinking it was refused twice: ", name});
+    const int refused = file < 0 ? errno : 0;
+    // Where O_DIRECT is refused, the kernel has made the file by then.
+    if (refused != 0 && refused != EINVAL) return -1;
+    const auto is_unlinked = [&] {
+      return sys::unlinkat(folder, name.c_str()) == 0 || (refused != 0 && errno == ENOENT);
+    };
+    const bool has_name = !succeeds_in_two(is_unlinked);
+    if (!has_name && refused == 0) return file;
+    const int code = refused != 0 ? refused : errno;
+    if (has_name) problems::record({"a file keeps its name, since unlinking it was refused twice: ", name});
+    if (file >= 0 && sys::close(file) != 0) problems::record({"closing a file that keeps its name failed"});
     errno = code;
     return -1;
   }
@@ -219,7 +224,8 @@ void DiskFile::shrink(std::size_t size) noexcept {
 void DiskFile::write(std::size_t position, const char* data, std::size_t size) {
   for (std::size_t done = 0; done < size;) {
     const bool was_direct = is_direct_;
-    const ssize_t written = sys::pwrite(file_, data + done, size - done, static_cast<off_t>(position + done));
+    const ssize_t written =
+        sys::pwrite(file_, data + done, size - done, static_cast<off_t>(position + done));
     if (written > 0) {
       done += static_cast<std::size_t>(written);
     } else if (written == 0) {

@@ -23,7 +23,8 @@ std::string Pool::describe() const { return "pool '" + tag_ + "' on " + device_.
 void Pool::explain(Error& error, std::size_t wanted, const char* advice) const noexcept {
   try {
     error.pool = tag_;
-    if (error.wanted == 0) error.wanted = wanted;
+    // Of a disk only what it has too little of counts.
+    if (error.wanted == 0 && error.kind != Kind::kDisk) error.wanted = wanted;
     std::string text = describe() + ": " + error.message;
     if (error.kind == Kind::kOutOfMemory || error.kind == Kind::kDriver) {
       const Device::Scope scope(device_);
