@@ -392,8 +392,8 @@ def test_more_than_the_buffers_hold_goes_through_a_held_device_in_the_end(host, 
     tensor, expected = filled(pool, 80 * MIB)
     fp.pause(tag)
     latch = host.hold_context()
-    resume = Job(lambda: fp.resume(tag))
     read = _core.call_counts("system")["pread"]
+    resume = Job(lambda: fp.resume(tag))
     eventually(lambda: _core.call_counts("system")["pread"] >= read + 8, "buffers are filled")
     other = fp.pool(f"{tag}-2", "cpu")  # nobody waits for it
     assert other.empty((MIB,)).numel() == MIB
