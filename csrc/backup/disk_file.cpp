@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/system_calls.h"
 #include "base/problems.h"
 #include "base/process.h"
 #include "base/retry.h"
+#include "base/system_calls.h"
 
 namespace fencepool {
 namespace {
@@ -224,8 +224,7 @@ void DiskFile::shrink(std::size_t size) noexcept {
 void DiskFile::write(std::size_t position, const char* data, std::size_t size) {
   for (std::size_t done = 0; done < size;) {
     const bool was_direct = is_direct_;
-    const ssize_t written =
-        sys::pwrite(file_, data + done, size - done, static_cast<off_t>(position + done));
+    const ssize_t written = sys::pwrite(file_, data + done, size - done, static_cast<off_t>(position + done));
     if (written > 0) {
       done += static_cast<std::size_t>(written);
     } else if (written == 0) {
