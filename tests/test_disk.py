@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import os
@@ -848,3 +849,113 @@ def test_the_gil_is_free_while_a_disk_is_waited_for(host, tag, directory):
     fp.host_driver.configure("cpu", bandwidth=0)
     fp.resume(tag)
     assert is_same(tensor, expected)
+
+
+# --- pinned buffers, space and names ----------------------------------------------------------------
+
+
+def test_nobody_can_give_the_file_a_name(pool, directory):
+    library = ctypes.CDLL(None, use_errno=True)
+    here, follow = -100, 0x400  # AT_FDCWD, AT_SYMLINK_FOLLOW
+    named = directory / "named"
+    status = library.linkat(here, os.fsencode(the_file(directory)), here, os.fsencode(named), follow)
+    if status == 0:
+        named.unlink()
+    assert status == -1
+
+
+@pytest.mark.leaves
+def test_space_that_was_not_taken_does_not_count_when_it_cannot_be_given_back_either(host, tag, directory):
+    pool = fp.pool(tag, "cpu", backup="disk", directory=directory, digests=False)
+    tensor, expected = filled(pool, 3 * MIB)
+    # The directory's openat, fstatfs, faccessat and close; then fallocate, and whatever follows.
+    fail("*", errno.ENOSPC, 5, lasting=True)
+    with pytest.raises(fp.DiskError, match="fallocate"):
+        fp.pause(tag)
+    _core.disarm_fault("system")
+    assert any("ftruncate" in problem for problem in _core.problems())
+    assert pool.status().disk_bytes == 0
+    before = _core.call_counts("system")["fallocate"]
+    fp.pause(tag)
+    assert _core.call_counts("system")["fallocate"] == before + 1
+    fp.resume(tag).fence.synchronize()
+    assert_same(tensor, expected)
+
+
+def test_prepare_makes_do_with_the_buffers_that_the_budget_allows(host, tag, directory):
+    pool = fp.pool(tag, "cpu", backup="disk", directory=directory)
+    tensor, expected = filled(pool, 30 * MIB)
+    used = fp.host_memory().used
+    fp.set_host_budget(used + 3 * MIB)
+    with pytest.raises(fp.HostMemoryError, match="Nothing was changed"):
+        pool.prepare()
+    assert (fp.host_memory().used, pool.status().disk_bytes) == (used, 0)
+    fp.set_host_budget(used + 9 * MIB)
+    assert pool.prepare() == 30 * MIB
+    assert fp.host_memory().used == used + 8 * MIB
+    fp.pause(tag)
+    fp.resume(tag)
+    assert_same(tensor, expected)
+
+
+def test_resumes_beside_a_busy_device_pin_no_more_than_the_bound(host, new_tag, directory):
+    fp.host_driver.configure("cpu", host_waits=False)
+    used = fp.host_memory().used
+    pools = [fp.pool(new_tag(), "cpu", backup="disk", directory=directory) for _ in range(4)]
+    kept = [filled(pool, 48 * MIB, seed) for seed, pool in enumerate(pools)]
+    fp.pause(*[pool.tag for pool in pools])
+    latch = host.hold_context()
+    job = Job(lambda: [fp.resume(pool.tag, order="explicit") for pool in pools])
+    eventually(lambda: fp.host_memory().used >= used + 128 * MIB, "the buffers are in use")
+    time.sleep(0.1)  # those who would take more have had the time
+    assert fp.host_memory().used <= used + (128 + 4) * MIB
+    assert job.is_running()
+    latch.open()
+    for resumed in job.result():
+        resumed.fence.synchronize()
+    for tensor, expected in kept:
+        assert_same(tensor, expected)
+    pools[0].trim()
+    assert fp.host_memory().used <= used + 64 * MIB
+
+
+def test_a_buffer_that_cannot_be_asked_about_is_not_waited_for(host, new_tag, directory):
+    fp.host_driver.configure("cpu", host_waits=False)
+    first, second = (fp.pool(new_tag(), "cpu", backup="disk", directory=directory) for _ in range(2))
+    kept = [filled(pool, 3 * MIB, seed) for seed, pool in enumerate((first, second))]
+    fp.pause(first.tag, second.tag)
+    fp.set_host_budget(0)  # no buffer is made beside the one there is
+    latch = host.hold_context()
+    resumed = fp.resume(first.tag, order="explicit")
+    _core.arm_fault("host", "cuEventQuery", 1, True, 700)
+    undoing = threading.Timer(0.3, latch.open)  # it waits for the device, as always
+    undoing.start()
+    with pytest.raises(fp.HostMemoryError):
+        fp.resume(second.tag)
+    undoing.join()
+    _core.disarm_fault("host")
+    resumed.fence.synchronize()
+    fp.set_host_budget(None)
+    fp.resume(second.tag)
+    for tensor, expected in kept:
+        assert_same(tensor, expected)
+
+
+def test_a_pause_asks_for_the_buffer_to_the_disk_together_with_the_rest(host, tag, directory):
+    pools = [fp.pool(tag, "cpu", backup="host"), fp.pool(tag, "cpu", backup="disk", directory=directory)]
+    kept = [filled(pool, 6 * MIB, seed) for seed, pool in enumerate(pools)]
+    fp.set_host_budget(fp.host_memory().used + 6 * MIB)
+    copied = _core.call_counts("host")["cuMemcpyDtoHAsync"]
+    with pytest.raises(fp.HostMemoryError, match="budget"):
+        fp.pause(tag)
+    assert _core.call_counts("host")["cuMemcpyDtoHAsync"] == copied
+    fp.set_host_budget(None)
+    fp.pause(tag)
+    fp.resume(tag)
+    for tensor, expected in kept:
+        assert_same(tensor, expected)
+
+
+def test_a_directory_that_is_no_text_is_refused(tag):
+    with pytest.raises(ValueError, match="UTF-8"):
+        fp.pool(tag, "cpu", backup="disk", directory=os.fsdecode(b"/tmp/\xff"))

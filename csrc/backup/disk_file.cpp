@@ -117,7 +117,8 @@ int open_and_unlink(int folder, int flags) {
 }
 
 int open_private(int folder, int flags) {
-  const int file = sys::openat(folder, ".", flags | O_TMPFILE, kPrivate);
+  // O_EXCL: nobody can give it a name later on (linkat(2)).
+  const int file = sys::openat(folder, ".", flags | O_TMPFILE | O_EXCL, kPrivate);
   if (file >= 0) return file;
   // Kernels and file systems without O_TMPFILE (open(2)).
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT;
@@ -186,10 +187,11 @@ bool DiskFile::grow(std::size_t size) {
     return true;
   }
   const int code = errno;
-  if (code != EOPNOTSUPP) {
+  if (code != EOPNOTSUPP && code != ENOSYS) {
     const std::size_t before = size_;
     size_ = size;  // a part of it may have been taken
     shrink(before);
+    size_ = before;  // what could not be given back does not count: the next try has to take all of it
     throw too_little(Call::k_fallocate, code, more);
   }
   if (sys::ftruncate(file_, static_cast<off_t>(size)) != 0) {
@@ -264,10 +266,9 @@ void DiskFile::read(std::size_t position, char* data, std::size_t size) {
       turn_to_buffered();
     }
   }
-  if (is_direct_) return;
-  if (sys::forget(file_, static_cast<off_t>(position), static_cast<off_t>(size)) != 0) {
-    throw failed(Call::k_posix_fadvise, errno);
-  }
+  // Advice: what has been read is there without it.
+  if (!is_direct_)
+    static_cast<void>(sys::forget(file_, static_cast<off_t>(position), static_cast<off_t>(size)));
 }
 
 void DiskFile::sync() {

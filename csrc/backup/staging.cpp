@@ -19,13 +19,19 @@ All& all() {
   return one;
 }
 
-bool is_unused(const StagingBuffer& buffer) noexcept {
+enum class Use { kNone, kPending, kUnknown };
+
+// What the device does with it. Unknown where it cannot be asked, as after an error that sticks: nobody may
+// have it, and waiting for it would have no end.
+Use use_of(const StagingBuffer& buffer) noexcept {
   try {
-    return buffer.is_free();
+    return buffer.is_free() ? Use::kNone : Use::kPending;
   } catch (const std::exception&) {
-    return false;  // it cannot be asked: nobody may have it
+    return Use::kUnknown;
   }
 }
+
+bool is_unused(const StagingBuffer& buffer) noexcept { return use_of(buffer) == Use::kNone; }
 
 }  // namespace
 
@@ -70,9 +76,25 @@ StagingBuffers Staging::make() const {
   return made;
 }
 
+bool Staging::is_worth_waiting() const {
+  const auto is_pending = [](const StagingBuffer& buffer) { return use_of(buffer) == Use::kPending; };
+  return lent_ > 0 || std::any_of(idle_.begin(), idle_.end(), is_pending);
+}
+
+bool Staging::has_any() const {
+  const Lock lock(mutex_);
+  return lent_ > 0 || !idle_.empty();
+}
+
 void Staging::take(StagingBuffers& taken, bool is_awaited, const Interrupt& interrupt) {
   while (!take_idle(taken)) {
     try {
+      {
+        const Lock lock(mutex_);
+        if (!is_awaited && idle_.size() + lent_ >= kMostOfAll) {
+          throw Error(Kind::kHostMemory, "the pinned buffers to disks are all in use");
+        }
+      }
       StagingBuffers made = make();
       const Lock lock(mutex_);
       taken.splice(taken.end(), made);
@@ -81,7 +103,7 @@ void Staging::take(StagingBuffers& taken, bool is_awaited, const Interrupt& inte
     } catch (const Error& error) {
       if (error.kind != Kind::kHostMemory || !is_awaited) throw;
       const Lock lock(mutex_);
-      if (lent_ == 0 && idle_.empty()) throw;
+      if (!is_worth_waiting()) throw;
     }
     {
       const Lock lock(mutex_);
@@ -116,6 +138,11 @@ void Staging::prepare(std::size_t count) {
   StagingBuffers taken;
   try {
     while (taken.size() < std::min(count, kMost)) take(taken, /*is_awaited=*/false, {});
+  } catch (const Error& error) {
+    const bool is_enough = error.kind == Kind::kHostMemory && !taken.empty();  // as for a transition
+    give_back(taken);
+    if (!is_enough) throw;
+    return;
   } catch (...) {
     give_back(taken);
     throw;
@@ -125,10 +152,15 @@ void Staging::prepare(std::size_t count) {
 
 void Staging::trim(std::size_t left) noexcept {
   StagingBuffers surplus;
-  const Lock lock(mutex_);
-  for (auto next = idle_.begin(); next != idle_.end() && idle_.size() > left;) {
-    const auto one = next++;
-    if (is_unused(*one)) surplus.splice(surplus.end(), idle_, one);
+  try {
+    const Device::Scope scope(device_);
+    const Lock lock(mutex_);
+    for (auto next = idle_.begin(); next != idle_.end() && idle_.size() > left;) {
+      const auto one = next++;
+      if (is_unused(*one)) surplus.splice(surplus.end(), idle_, one);
+    }
+  } catch (const std::exception& error) {
+    problems::record({"pinned buffers to disks are kept: ", error.what()});
   }
 }
 

@@ -37,6 +37,9 @@ class Staging {
   static constexpr std::size_t kBuffer = std::size_t{4} << 20;  // bytes: long enough for a disk's full speed
   // Of one transition of one pool. The disk has enough to do, and so many are kept when nobody has them.
   static constexpr std::size_t kMost = 16;
+  // Of all transitions of a device together: beyond these, a transition that has one goes on with what it
+  // has.
+  static constexpr std::size_t kMostOfAll = 2 * kMost;
 
   // The one of that device: it lives while somebody has it.
   static std::shared_ptr<Staging> of(Device& device);
@@ -45,23 +48,27 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Puts one that nobody uses at the end of `taken`. Throws kHostMemory when there is none and none can be
-  // made; where `is_awaited`, it waits instead while others have some. Needs a Device::Scope.
+  // Puts one that nobody uses at the end of `taken`. Throws kHostMemory when there is none and none can or
+  // may be made; where `is_awaited`, it waits instead while others have some. Needs a Device::Scope.
   void take(StagingBuffers& taken, bool is_awaited, const Interrupt& interrupt) EXCLUDES(mutex_);
   void give_back(StagingBuffers& taken) noexcept EXCLUDES(mutex_);
   // The device may do something with them for ever: they are never used again, and count in the budget.
   void leak(StagingBuffers& taken) noexcept EXCLUDES(mutex_);
-  // Has so many ready, ahead of a transition. Needs a Device::Scope. Throws kHostMemory.
+  // Has so many ready, ahead of a transition, or as many as there is memory for. Needs a Device::Scope.
+  // Throws kHostMemory when there is none for the first.
   void prepare(std::size_t count) EXCLUDES(mutex_);
   // Gives back what nobody uses, but for `left` of them.
   void trim(std::size_t left) noexcept EXCLUDES(mutex_);
+  // Whether a transition can begin without making one.
+  bool has_any() const EXCLUDES(mutex_);
 
  private:
   bool take_idle(StagingBuffers& taken) EXCLUDES(mutex_);
+  bool is_worth_waiting() const REQUIRES(mutex_);
   StagingBuffers make() const;
 
   Device& device_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   Condition returned_;
   StagingBuffers idle_ GUARDED_BY(mutex_);  // the device may still be reading from the last ones
   std::size_t lent_ GUARDED_BY(mutex_) = 0;

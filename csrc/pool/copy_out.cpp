@@ -62,7 +62,9 @@ CopyOut::CopyOut(Pool::Claim& claim, const DeadBytes& dead, const Interrupt& int
 
 std::size_t CopyOut::bytes_missing() const {
   if (claim_.is_resident()) return StandIns::bytes_missing(claim_);
-  if (claim_.is_on_disk()) return 0;
+  if (claim_.is_on_disk()) {  // a buffer to begin with
+    return bytes_of(copies_) == 0 || claim_.disk().staging->has_any() ? 0 : Staging::kBuffer;
+  }
   return wanted_ - std::min(wanted_, claim_.buffer().capacity());
 }
 
@@ -140,12 +142,12 @@ void CopyOut::start(const Interrupt& interrupt) {
 // All of it, before anything is given away: releasing is short beside a disk, and what may still fail by then
 // has not.
 void CopyOut::write_to_disk(const Interrupt& interrupt) {
+  if (bytes_of(copies_) > 0) claim_.set_stored(false);  // from here on it is being overwritten
   DiskPlan plan(claim_.step(), Staging::kBuffer);
   std::vector<Segment*> segments = claim_.segments();
   for (const Segment* segment : segments) {
     for (const Piece& piece : copies_[segment->serial]) plan.add(*segment, piece);
   }
-  if (!copies_.empty()) claim_.set_stored(false);  // from here on it is being overwritten
   DiskOut out(claim_, plan.take(), interrupt);
   out.run();
   bytes_ = out.bytes();

@@ -122,7 +122,9 @@ std::size_t Pool::prepare(const Interrupt& interrupt) {
     if (error.kind == Kind::kHostMemory || error.kind == Kind::kDriver) {
       explain(error, 0, "Nothing was changed. Free host memory, or raise the container's limit");
     } else if (error.kind == Kind::kDisk) {
-      explain(error, 0, "Nothing was changed. Free space there, or use another directory");
+      explain(error, 0,
+              error.wanted > 0 ? "Nothing was changed. Free space there, or use another directory"
+                               : "Nothing was changed. See to the disk, or use another directory");
     }
     throw;
   }

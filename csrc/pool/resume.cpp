@@ -91,8 +91,7 @@ void give_backups_back(Restores& restores) noexcept {
     Pool::Claim& claim = restore->claim();
     if (claim.policy().backup == Backup::kNone || claim.policy().is_retained) continue;
     try {
-      // What came from a disk has left the file by now.
-      if (!claim.is_on_disk()) static_cast<void>(claim.restore()->synchronize(-1, {}));
+      static_cast<void>(claim.restore()->synchronize(-1, {}));
       claim.settle();
       claim.set_image({});
       claim.clear_backup();

@@ -543,4 +543,8 @@ def _folder(backup: str, directory: str | os.PathLike[str] | None) -> str:
         )
     if "\0" in path:
         raise ValueError("directory must not hold a NUL character")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"directory must be text in UTF-8, not {os.fsencode(path)!r}") from None
     return os.path.abspath(path)
