@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -84,11 +85,16 @@ if torch is not None:
         """Two devices of one process."""
         return request.param
 
-    @pytest.fixture(params=POLICIES, ids=lambda policy: policy.name)
+    def _params(policies: list[Policy]) -> list[Any]:
+        """All of them; one that does in tests what another one does, only slower, is for `make soak`."""
+        marks = {"disk-once": [pytest.mark.soak]}
+        return [pytest.param(one, id=one.name, marks=marks.get(one.name, [])) for one in policies]
+
+    @pytest.fixture(params=_params(POLICIES))
     def policy(request: pytest.FixtureRequest) -> Policy:
         return request.param
 
-    @pytest.fixture(params=KEEPING, ids=lambda policy: policy.name)
+    @pytest.fixture(params=_params(KEEPING))
     def keeping(request: pytest.FixtureRequest) -> Policy:
         """A policy that keeps the contents."""
         return request.param

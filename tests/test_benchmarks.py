@@ -228,7 +228,9 @@ def test_swaps_are_timed_with_room_and_without(tmp_path):
     assert page.read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize("script", SMALL)
+@pytest.mark.parametrize(
+    "script", ["swap", *(pytest.param(one, marks=pytest.mark.soak) for one in ("layers", "scaling"))]
+)
 def test_wrong_contents_leave_no_figure(tmp_path, script):
     run = run_small(script, tmp_path, "--break-contents")
     assert run.status == 1

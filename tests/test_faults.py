@@ -267,7 +267,6 @@ QUICK = {
         "pause",
         "pause what changed",
         "resume",
-        "swap",
         "allocate",
         "free",
         "adopt",
@@ -275,7 +274,7 @@ QUICK = {
         "trim",
         "close",
     },
-    "resident": {"pause"},
+    "resident": {"resume"},
 }
 
 
