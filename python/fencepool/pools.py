@@ -489,8 +489,9 @@ def pool(
             where the device can (:attr:`Pool.digests` says so); False: every byte is copied at every
             pause; True: it must be able to. A resident backup has none.
         directory: of a local disk, for a backup on a disk; ``FENCEPOOL_DISK_DIRECTORY`` when None. The pool
-            has one file there, which only this process can read, has no name, and is gone when the process
-            ends, however it ends. A relative path counts from where the process is now.
+            has one file there, which no other user can read, has no name, and is gone when the process and
+            those it forked have ended, however they ended. A relative path counts from where the process is
+            now.
 
     Raises:
         TypeError, ValueError: a bad argument; a backup on a disk without a directory.
