@@ -1,4 +1,7 @@
-"""The benchmarks on the embedded driver: what they write, and when they must fail."""
+"""The benchmarks on the embedded driver: what they write, and when they must fail.
+
+resume_latency.py stands for all in `make test`; the others run in `make soak`.
+"""
 
 from __future__ import annotations
 
@@ -192,6 +195,7 @@ def run_small(script: str, folder: Path, options: str) -> Run:
     return run_script(script, folder, *f"--cycles 1 --hold 0 {SMALL[script]} {options}".split())
 
 
+@pytest.mark.soak
 def test_layers_are_timed_in_every_mode(tmp_path):
     run = run_small("layers", tmp_path, "")
     assert run.status == 0, run.output
@@ -209,6 +213,7 @@ def test_layers_are_timed_in_every_mode(tmp_path):
     assert "| layer by layer |" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 def test_swaps_are_timed_with_room_and_without(tmp_path):
     run = run_small("swap", tmp_path, "")
     assert run.status == 0, run.output
@@ -228,9 +233,8 @@ def test_swaps_are_timed_with_room_and_without(tmp_path):
     assert page.read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize(
-    "script", ["swap", *(pytest.param(one, marks=pytest.mark.soak) for one in ("layers", "scaling"))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("script", SMALL)
 def test_wrong_contents_leave_no_figure(tmp_path, script):
     run = run_small(script, tmp_path, "--break-contents")
     assert run.status == 1
@@ -325,6 +329,7 @@ def test_targets_are_judged_by_the_worst_sample_and_by_medians(benchmark_modules
     assert verdicts["fencepool/prepared", "first pause after prepare()"] == "not measured"
 
 
+@pytest.mark.soak
 def test_the_resident_benchmark_checks_contents_and_writes_its_figures(tmp_path):
     run = run_script("resident", tmp_path, "--cycles", "2", "--size", "0.01")
     assert run.status == 0, run.output
@@ -336,6 +341,7 @@ def test_the_resident_benchmark_checks_contents_and_writes_its_figures(tmp_path)
     assert "| paused: kernel reads |" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 def test_digests_are_timed_beside_copies(tmp_path):
     run = run_script("digest_speed", tmp_path, "--rounds", "2", "--size", "0.004")
     assert run.status == 0, run.output
@@ -346,6 +352,7 @@ def test_digests_are_timed_beside_copies(tmp_path):
     assert "| digest |" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 def test_cost_is_told_by_bytes_and_by_segments(tmp_path):
     run = run_small("scaling", tmp_path, "")
     assert run.status == 0, run.output
@@ -360,6 +367,7 @@ def test_cost_is_told_by_bytes_and_by_segments(tmp_path):
     assert "| one more segment, µs |" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 def test_backups_on_disk_are_timed_beside_the_disk(tmp_path):
     run = run_script("disk_backup", tmp_path, "--directory", str(tmp_path), "--cycles", "1", "--hold", "0")
     assert run.status == 0, run.output
