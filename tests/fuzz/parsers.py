@@ -83,7 +83,7 @@ def settings(data: bytes) -> None:
     value = os.fsdecode(data.replace(b"\0", b""))
     calls: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("TMS_INIT_ENABLE", saver_settings.is_enabled_from_start),
-        ("TMS_INIT_ENABLE_CPU_BACKUP", saver_settings.has_backup_from_start),
+        ("TMS_INIT_ENABLE_CPU_BACKUP", saver_settings.backup_from_start),
         ("TMS_INIT_CPU_BACKUP_BACKEND", saver_settings.backend_from_start),
         (sglang_settings.WAIT, sglang_settings.wait_seconds),
         (sglang_settings.IDLE, sglang_settings.idle_seconds),
