@@ -94,10 +94,11 @@ TEST_CASE("a write and a read that fail leave everything as it was") {
 TEST_CASE("an interrupt ends reads and writes") {
   const auto pool = disk_pool();
   {
-    const auto block = pool->allocate(40 * kMiB, {});
+    // More than the buffers hold: the last reads wait for the copies of the first.
+    const auto block = pool->allocate(80 * kMiB, {});
     number(*block, 3);
     host_driver::Settings settings;
-    settings.bandwidth = 40 * kMiB;  // a second for all of it
+    settings.bandwidth = 40 * kMiB;  // two seconds for all of it
     PauseOptions pausing;
     ResumeOptions resuming;
     pausing.interrupt = resuming.interrupt = [] { throw Error(Kind::kInvalid, "interrupted"); };
