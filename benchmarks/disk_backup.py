@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import disk_speed
-import figures
 import isolation
 import result_files
-from cycles import Plan
 from devices import is_emulated
-from layouts import KV_CACHE, LAYOUTS, WEIGHTS
+from layouts import LAYOUTS, WEIGHTS
 from systems import FENCEPOOL, TORCH_MEMORY_SAVER, Entry
 
 # The fraction of the weights that changes before each later pause, beside what is run.
@@ -66,10 +64,7 @@ def main(
     if layout not in LAYOUTS:
         raise typer.BadParameter(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
     shape = LAYOUTS[layout]
-    sizes = {
-        tag: {"tensors": len(shape.shapes(tag)), "bytes": shape.size(tag)} for tag in (WEIGHTS, KV_CACHE)
-    }
-    document = result_files.describe("disk_backup", device, {"name": layout, **sizes}, cycles, hold)
+    document = result_files.describe("disk_backup", device, shape.facts(), cycles, hold)
     try:
         document["disk"] = disk_speed.measure(directory, shape.size(WEIGHTS), max(3, cycles))
     except disk_speed.NoDirectIo as error:
@@ -80,31 +75,12 @@ def main(
     path = output / result_files.file_name(document)
     for change, entry in ENTRIES:
         with console.status(f"{entry.id}: {entry.title}"):
-            document["systems"].append(_measure(document, entry, change, break_contents))
+            result = isolation.result_of(document, entry, change, break_contents)
+            document["systems"].append({**result, "change": change})
         result_files.write(document, path)
     result_files.write_markdown(document, path, console)
     if any(result["status"] == "failed" for result in document["systems"]):
         raise typer.Exit(1)
-
-
-def _measure(document: dict[str, Any], entry: Entry, change: float, is_broken: bool) -> dict[str, Any]:
-    head = {"id": entry.id, "system": entry.system, "variant": entry.variant, "kind": document["kind"]}
-    reason = isolation.why_not_run(entry, document["device"])
-    if reason:
-        return {**head, "status": "not run", "reason": reason}
-    plan = Plan(
-        variant=entry.variant.partition(",")[0],
-        device=document["device"],
-        layout=document["layout"]["name"],
-        cycles=min(document["cycles"], entry.most_cycles or document["cycles"]),
-        hold=document["hold_seconds"],
-        change=change,
-        is_broken=is_broken,
-    )
-    result = {**head, "change": change, **isolation.measure(entry, plan)}
-    if figures.has_cycles(result):
-        result["summary"] = figures.summary(result)
-    return result
 
 
 if __name__ == "__main__":

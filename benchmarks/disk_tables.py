@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 import figures
-from figures import Document, Figure
-from result_tables import Table, milliseconds
+from figures import Document
+from result_tables import Table, milliseconds, spread
 
 DISK_TARGET = 0.9  # of what the disk does by itself
 
@@ -28,9 +28,9 @@ def disk_backup(document: Document) -> list[Table]:
             (
                 result["id"],
                 milliseconds(pause.first),
-                _spread(pause),
+                spread(pause.later),
                 f"{alone['write'] / pause.median:.0%}",
-                _spread(restore),
+                spread(restore.later),
                 f"{alone['read'] / restore.median:.0%}",
                 result["cycles"][0]["contents"],
                 kind,
@@ -85,7 +85,3 @@ def _target(what: str, share: float, kind: str) -> tuple[str, ...]:
         f"{share:.0%}",
         verdict if kind == "measured" else "not judged: emulation",
     )
-
-
-def _spread(one: Figure) -> str:
-    return f"{milliseconds(one.median)} ({milliseconds(one.least)} to {milliseconds(one.most)})"

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import figures
 from cycles import Plan
 from devices import is_emulated
 from systems import TORCH_MEMORY_SAVER, Entry
@@ -30,6 +31,37 @@ def why_not_run(entry: Entry, device: str) -> str:
     if entry.package and importlib.util.find_spec(entry.package) is None:
         return f"{entry.package} is not installed"
     return ""
+
+
+def head(document: dict[str, Any], entry: Entry) -> dict[str, Any]:
+    """What every system's result begins with."""
+    return {
+        "id": entry.id,
+        "system": entry.system,
+        "variant": entry.variant,
+        "title": entry.title,
+        "kind": document["kind"],
+    }
+
+
+def result_of(document: dict[str, Any], entry: Entry, change: float, is_broken: bool) -> dict[str, Any]:
+    """One system's result as the document's device, layout, cycles and hold say, or why it was not run."""
+    reason = why_not_run(entry, document["device"])
+    if reason:
+        return {**head(document, entry), "status": "not run", "reason": reason}
+    plan = Plan(
+        variant=entry.variant.partition(",")[0],  # behind a comma stands how it is run
+        device=document["device"],
+        layout=document["layout"]["name"],
+        cycles=min(document["cycles"], entry.most_cycles or document["cycles"]),
+        hold=document["hold_seconds"],
+        change=change,
+        is_broken=is_broken,
+    )
+    result = {**head(document, entry), **measure(entry, plan)}
+    if figures.has_cycles(result):
+        result["summary"] = figures.summary(result)
+    return result
 
 
 def measure(entry: Entry, plan: Plan) -> dict[str, Any]:

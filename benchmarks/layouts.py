@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
@@ -26,6 +27,13 @@ class Layout:
     def size(self, tag: str) -> int:
         """Bytes of one tag's tensors."""
         return sum(math.prod(shape) for shape in self.shapes(tag)) * ELEMENT_BYTES
+
+    def facts(self) -> dict[str, Any]:
+        """What results files hold of it."""
+        sizes = {
+            tag: {"tensors": len(self.shapes(tag)), "bytes": self.size(tag)} for tag in (WEIGHTS, KV_CACHE)
+        }
+        return {"name": self.name, **sizes}
 
 
 def transformer(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from figures import Document, Figure
-from result_tables import Table, milliseconds
+from figures import Document
+from result_tables import Table, milliseconds, spread
 
 DIGEST_TARGET = 0.8  # of the bandwidth that a copy reaches
 # Which way over the link the contents go.
@@ -21,7 +21,7 @@ def digest_speed(document: Document) -> list[Table]:
     """Digests beside copies, in bytes of device memory a second."""
     rates, kind = document["bytes_a_second"], document["kind"]
     rows = [
-        (name, _spread(taken), f"{rates[name] / 1e9:,.0f}", f"{rates[name] / rates['copy']:.0%}", kind)
+        (name, spread(taken), f"{rates[name] / 1e9:,.0f}", f"{rates[name] / rates['copy']:.0%}", kind)
         for name, taken in document["seconds"].items()
     ]
     target = (
@@ -50,7 +50,7 @@ def resident(document: Document) -> list[Table]:
         limit = document["link"].get(_DIRECTIONS.get(name, ""))
         share = f"{rate / limit:.0%}" if limit else ""
         rows.append(
-            (name, _spread(later), milliseconds(taken[0]), f"{rate / 1e9:,.1f}", share, document["kind"])
+            (name, spread(later), milliseconds(taken[0]), f"{rate / 1e9:,.1f}", share, document["kind"])
         )
     for name, rate in document["link"].items():
         label = f"the link, {name.replace('_', ' ')}"
@@ -67,7 +67,7 @@ def scaling(document: Document) -> list[Table]:
         (
             one["label"],
             *(
-                _spread(Figure(samples[0], tuple(samples[1:])).later)
+                spread(samples[1:])
                 for samples in (
                     [cycle[name] for cycle in one["cycles"]] for name in ("pause", "returned", "resume")
                 )
@@ -98,8 +98,3 @@ def scaling(document: Document) -> list[Table]:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
-
-
-def _spread(taken: list[float] | tuple[float, ...]) -> str:
-    middle = milliseconds(statistics.median(taken))
-    return f"{middle} ({milliseconds(min(taken))} to {milliseconds(max(taken))})"

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from figures import Document, Figure
-from result_tables import Table, milliseconds
+from result_tables import Table, milliseconds, spread
 
 _SWAP_LIMIT = 1.25  # times the link's time for one direction
 
@@ -22,7 +22,7 @@ def layers(document: Document) -> list[Table]:
         rows.append(
             (
                 mode,
-                *(_spread(one) for one in cells),
+                *(spread(one.later) for one in cells),
                 f"{cells[1].median / first:.2f}",
                 f"{cells[2].median / whole:.2f}",
                 "verified",
@@ -33,7 +33,7 @@ def layers(document: Document) -> list[Table]:
     limits: list[tuple[str, ...]] = [
         ("the link: the first layer's bytes", milliseconds(first), document["kind"]),
         ("the link: all bytes", milliseconds(whole), document["kind"]),
-        ("a forward by itself", _spread(_figure(document["forward"], "seconds")), document["kind"]),
+        ("a forward by itself", spread(_figure(document["forward"], "seconds").later), document["kind"]),
     ]
     header = (
         "mode",
@@ -68,8 +68,8 @@ def swap(document: Document) -> list[Table]:
                 run["id"],
                 f"{run['free_bytes'] / 2**30:.2f}",
                 milliseconds(figure.first),
-                _spread(_figure(run["cycles"], "returned")),
-                _spread(figure),
+                spread(_figure(run["cycles"], "returned").later),
+                spread(figure.later),
                 f"{figure.median / one_way:.2f}",
                 f"{2 * nbytes / figure.median / 1e9:.1f}",
                 "verified",
@@ -112,7 +112,3 @@ def swap(document: Document) -> list[Table]:
 def _figure(samples: list[dict[str, Any]], name: str) -> Figure:
     values = [float(sample[name]) for sample in samples]
     return Figure(values[0], tuple(values[1:]))
-
-
-def _spread(one: Figure) -> str:
-    return f"{milliseconds(one.median)} ({milliseconds(one.least)} to {milliseconds(one.most)})"

@@ -9,7 +9,7 @@ from typing import Any
 
 import figures
 from disk_tables import disk_seconds
-from figures import Document, Figure
+from figures import Document
 from systems import FENCEPOOL
 
 
@@ -162,5 +162,4 @@ def sglang_engine(results: Sequence[dict[str, Any]]) -> list[Panel]:
 
 
 def _later(samples: list[dict[str, Any]], name: str) -> tuple[float, ...]:
-    values = [float(sample[name]) for sample in samples]
-    return Figure(values[0], tuple(values[1:])).later
+    return tuple(float(sample[name]) for sample in samples[1:])

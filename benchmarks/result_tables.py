@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import figures
@@ -44,8 +45,14 @@ def _size(count: int) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / (1 << 20):.1f} MiB"
 
 
+def spread(seconds: Sequence[float]) -> str:
+    """The median, and the least and the most in brackets, in milliseconds."""
+    middle = milliseconds(statistics.median(seconds))
+    return f"{middle} ({milliseconds(min(seconds))} to {milliseconds(max(seconds))})"
+
+
 def _spread(one: Figure) -> str:
-    return f"{milliseconds(one.median)} ({milliseconds(one.least)} to {milliseconds(one.most)})"
+    return spread(one.later)
 
 
 def _measured(document: Document) -> list[Result]:

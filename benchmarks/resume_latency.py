@@ -16,11 +16,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-import figures
 import isolation
 import result_files
 import targets
-from cycles import Plan
 from devices import EMULATED_MEMORY, is_emulated
 from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 from systems import Entry, select
@@ -76,10 +74,7 @@ def _entries(names: list[str]) -> list[Entry]:
 
 
 def _describe(device: str, layout: Layout, cycles: int, hold: float) -> dict[str, Any]:
-    sizes = {
-        tag: {"tensors": len(layout.shapes(tag)), "bytes": layout.size(tag)} for tag in (WEIGHTS, KV_CACHE)
-    }
-    head = result_files.describe("resume_latency", device, {"name": layout.name, **sizes}, cycles, hold)
+    head = result_files.describe("resume_latency", device, layout.facts(), cycles, hold)
     return {**head, "systems": [], "targets": []}
 
 
@@ -91,7 +86,7 @@ def _measure_all(
     try:
         for number, entry in enumerate(entries, start=1):
             with console.status(f"{entry.id}: {entry.title} ({number} of {len(entries)})"):
-                result = _measure(document, entry, is_broken)
+                result = isolation.result_of(document, entry, document["change"], is_broken)
             results.append(result)
             result_files.write(document, path)
             seconds = f" ({result['wall_seconds']:.1f} s)" if "wall_seconds" in result else ""
@@ -99,38 +94,8 @@ def _measure_all(
             console.print(f"{entry.id} {result['status']}{reason}{seconds}", markup=False, highlight=False)
     except KeyboardInterrupt:
         for entry in entries[len(results) :]:
-            results.append({**_head(document, entry), "status": "not run", "reason": "interrupted"})
+            results.append({**isolation.head(document, entry), "status": "not run", "reason": "interrupted"})
         raise
-
-
-def _head(document: dict[str, Any], entry: Entry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "system": entry.system,
-        "variant": entry.variant,
-        "title": entry.title,
-        "kind": document["kind"],
-    }
-
-
-def _measure(document: dict[str, Any], entry: Entry, is_broken: bool) -> dict[str, Any]:
-    head = _head(document, entry)
-    reason = isolation.why_not_run(entry, document["device"])
-    if reason:
-        return {**head, "status": "not run", "reason": reason}
-    plan = Plan(
-        variant=entry.variant,
-        device=document["device"],
-        layout=document["layout"]["name"],
-        cycles=min(document["cycles"], entry.most_cycles or document["cycles"]),
-        hold=document["hold_seconds"],
-        change=document["change"],
-        is_broken=is_broken,
-    )
-    result = {**head, **isolation.measure(entry, plan)}
-    if figures.has_cycles(result):
-        result["summary"] = figures.summary(result)
-    return result
 
 
 if __name__ == "__main__":

@@ -113,16 +113,22 @@ void Staging::take(StagingBuffers& taken, bool is_awaited, const Interrupt& inte
   }
 }
 
+StagingBuffers Staging::take_surplus(std::size_t left) {
+  StagingBuffers surplus;
+  for (auto next = idle_.begin(); next != idle_.end() && idle_.size() > left;) {
+    const auto one = next++;
+    if (is_unused(*one)) surplus.splice(surplus.end(), idle_, one);
+  }
+  return surplus;
+}
+
 void Staging::give_back(StagingBuffers& taken) noexcept {
-  StagingBuffers surplus;  // dies without the lock: unpinning takes a while
+  StagingBuffers surplus;
   {
     const Lock lock(mutex_);
     lent_ -= taken.size();
     idle_.splice(idle_.end(), taken);
-    for (auto next = idle_.begin(); next != idle_.end() && idle_.size() > kMost;) {
-      const auto one = next++;
-      if (is_unused(*one)) surplus.splice(surplus.end(), idle_, one);
-    }
+    surplus = take_surplus(kMost);
     returned_.notify_all();
   }
 }
@@ -155,10 +161,7 @@ void Staging::trim(std::size_t left) noexcept {
   try {
     const Device::Scope scope(device_);
     const Lock lock(mutex_);
-    for (auto next = idle_.begin(); next != idle_.end() && idle_.size() > left;) {
-      const auto one = next++;
-      if (is_unused(*one)) surplus.splice(surplus.end(), idle_, one);
-    }
+    surplus = take_surplus(left);
   } catch (const std::exception& error) {
     problems::record({"pinned buffers to disks are kept: ", error.what()});
   }

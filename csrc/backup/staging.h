@@ -65,6 +65,8 @@ class Staging {
  private:
   bool take_idle(StagingBuffers& taken) EXCLUDES(mutex_);
   bool is_worth_waiting() const REQUIRES(mutex_);
+  // What nobody uses, but for `left` of the idle ones. To die without the lock: unpinning takes a while.
+  StagingBuffers take_surplus(std::size_t left) REQUIRES(mutex_);
   StagingBuffers make() const;
 
   Device& device_;
