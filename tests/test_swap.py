@@ -444,6 +444,49 @@ def test_a_failing_swap_names_the_pool(host, pinned, tags, call, is_tight):
 # --- side by side -----------------------------------------------------------------------------------
 
 
+RESIDENT = {"backup": "resident"}
+
+
+@pytest.mark.leaves
+@pytest.mark.parametrize(
+    ("out", "nth"), [(KEPT, 1), (RESIDENT, 4), (RESIDENT, 5), (RESIDENT, 6), (RESIDENT, 7)]
+)
+def test_a_side_that_could_not_be_brought_back_gives_up_what_it_still_holds(host, tags, out, nth):
+    """From some call on nothing can be mapped, nor the undo; the contents are in the backup by then."""
+    pair = Pair(host, tags, out, KEPT)
+    pair.leave_free(0)
+    _core.arm_fault("host", "cuMemMap", nth, True, 999)
+    with pytest.raises(fp.DriverError, match="cuMemMap"):
+        pair.swap()
+    _core.disarm_fault("host")
+    assert (pair.out.state, pair.into.state) == ("paused", "paused")
+    pair.swap()
+    pair.assert_swapped()
+    fp.swap(pause=pair.into, resume=pair.out)
+    pair.assert_as_before()
+
+
+@pytest.mark.leaves
+def test_contents_that_are_nowhere_else_are_kept_and_the_error_says_whose(host, tags):
+    """The first of two batches was copied when mapping starts to fail; of the second one nothing is known."""
+    pair = Pair(host, tags, RESIDENT, KEPT, sizes=(130 * MIB, 2 * MIB))
+    pair.swap()
+    fp.swap(pause=pair.into, resume=pair.out)
+    pair.leave_free(0)
+    _core.arm_fault("host", "cuMemMap", 1, True, 999)
+    with pytest.raises(fp.DriverError, match="cuMemMap"):
+        pair.swap()
+    _core.disarm_fault("host")
+    assert (pair.out.state, pair.into.state) == ("paused", "paused")
+    with pytest.raises(fp.OutOfMemoryError, match="together with what is free") as caught:
+        pair.swap()
+    assert f"pool '{tags[0]}' on cpu is paused and holds 2.00 MiB" in caught.value.__notes__[0]
+    fp.resume(pair.out.tag)
+    pair.assert_as_before()
+    pair.swap()
+    pair.assert_swapped()
+
+
 def test_threads_that_swap_the_same_pools_back_and_forth(host, new_tag):
     pools = [fp.pool(new_tag(), "cpu", backup="host") for _ in range(3)]
     held = [filled(pool, MIB, i) for i, pool in enumerate(pools)]

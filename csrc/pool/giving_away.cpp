@@ -38,8 +38,8 @@ void GivingAway::give_away(const CopyOut& copy, const CopyOut::Batch& batch, con
   }
   waiting_ += watch.lap();
   is_begun_ = true;
+  for (Segment* segment : batch.segments) segment->is_backed_up = true;
   for (Segment* segment : batch.segments) {
-    segment->is_backed_up = true;
     unmap(claim, *segment);
     show(claim, *segment);
     release(claim, *segment);
@@ -56,10 +56,9 @@ void GivingAway::give_away_without_backup() {
   is_begun_ = true;
   for (const bool is_releasing : {false, true}) {
     for (const auto& [claim, segments] : all) {
-      const bool is_backed_up = claim->keeps_contents();
-      if (is_backed_up && claim->state() == State::kActive) continue;  // given away already
+      if (claim->keeps_contents() && claim->state() == State::kActive) continue;  // given away already
       for (Segment* segment : segments) {
-        if (is_backed_up && segment->has_contents_kept && !segment->is_backed_up) {
+        if (is_only_copy(*claim, *segment)) {
           if (is_releasing) report_.unreleased_bytes += segment->range.size();
         } else if (is_releasing) {
           release(*claim, *segment);
@@ -70,6 +69,22 @@ void GivingAway::give_away_without_backup() {
       }
     }
   }
+}
+
+bool GivingAway::is_only_copy(const Pool::Claim& claim, const Segment& segment) {
+  return claim.keeps_contents() && segment.has_contents_kept && !segment.is_backed_up;
+}
+
+std::size_t GivingAway::bytes_without_backup(const Device& device) const {
+  std::size_t bytes = 0;
+  for (const auto& claim : claims_) {
+    if (&claim->device() != &device || (claim->keeps_contents() && claim->state() == State::kActive))
+      continue;
+    for (const Segment* segment : claim->segments()) {
+      if (segment->physical != nullptr && !is_only_copy(*claim, *segment)) bytes += segment->range.size();
+    }
+  }
+  return bytes;
 }
 
 void GivingAway::unmap(const Pool::Claim& claim, Segment& segment) {

@@ -29,6 +29,12 @@ class GivingAway {
   void give_away_without_backup();
   void take_back(Error* error) noexcept;
 
+  // What the last step releases there: memory whose contents are dropped, and what pools that were paused
+  // before still hold, as after a pause that could not be undone.
+  std::size_t bytes_without_backup(const Device& device) const;
+  // Contents of a paused pool that are nowhere but in its device memory, which stays.
+  static bool is_only_copy(const Pool::Claim& claim, const Segment& segment);
+
   double seconds_waiting() const { return waiting_; }  // for copies to end
   double seconds_unmapping() const { return unmapping_; }
   double seconds_releasing() const { return releasing_; }

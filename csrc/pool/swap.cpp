@@ -153,26 +153,45 @@ class Arrivals {
   std::vector<Phases> own_;
 };
 
-// Device memory that pausing these pools will release there: of all of them, or of those whose contents go.
-std::size_t bytes_held_on(Claims& claims, const Device& device, bool is_dropped_only) {
+// Device memory that pausing these pools will release there.
+std::size_t bytes_held_on(Claims& claims, const Device& device) {
   std::size_t bytes = 0;
   for (const auto& claim : claims) {
-    if (&claim->device() != &device || (is_dropped_only && claim->keeps_contents())) continue;
+    if (&claim->device() != &device) continue;
     for (const Segment* segment : claim->segments()) {
-      if (segment->physical != nullptr) bytes += segment->range.size();
+      const bool stays = claim->state() == State::kPaused && GivingAway::is_only_copy(*claim, *segment);
+      if (segment->physical != nullptr && !stays) bytes += segment->range.size();
     }
   }
   return bytes;
+}
+
+// After a pause that could not be undone a pool is paused and holds memory that no pause gives up.
+void say_what_stays(Claims& out, Error& error) {
+  for (const auto& claim : out) {
+    if (claim->state() != State::kPaused) continue;
+    std::size_t bytes = 0;
+    for (const Segment* segment : claim->segments()) {
+      if (segment->physical != nullptr && GivingAway::is_only_copy(*claim, *segment)) {
+        bytes += segment->range.size();
+      }
+    }
+    if (bytes == 0) continue;
+    error.add_note(claim->pool().describe() + " is paused and holds " + format_bytes(bytes) +
+                   " with contents that are nowhere else; resume it, then swap again");
+  }
 }
 
 // Before anything changes. While memory is short and time is left, another process may give some back.
 void await_memory(Claims& out, const Arrivals& arrivals, double wait, const Interrupt& interrupt) {
   for (Naps naps(wait);; naps.take(interrupt)) {
     try {
-      arrivals.require_memory([&out](const Device& device) { return bytes_held_on(out, device, false); });
+      arrivals.require_memory([&out](const Device& device) { return bytes_held_on(out, device); });
       return;
-    } catch (const Error& error) {
-      if (error.kind != Kind::kOutOfMemory || naps.is_over()) throw;
+    } catch (Error& error) {
+      if (error.kind == Kind::kOutOfMemory && !naps.is_over()) continue;
+      say_what_stays(out, error);
+      throw;
     }
   }
 }
@@ -250,7 +269,8 @@ class Exchange {
       }
     }
     if (!is_complete) {
-      arrivals_.require_memory([this](const Device& device) { return bytes_held_on(out_, device, true); });
+      arrivals_.require_memory(
+          [this](const Device& device) { return giving_away_.bytes_without_backup(device); });
     }
     giving_away_.give_away_without_backup();
     if (is_complete) return;
