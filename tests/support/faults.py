@@ -15,7 +15,7 @@ import fencepool as fp
 from fencepool import _core
 from support.contents import is_same, pattern
 from support.machine import MIB, Machine, check, host_counts
-from support.policies import Policy
+from support.policies import DIGESTED, Policy
 
 PROVIDER = "host"
 ANY = "*"
@@ -181,6 +181,12 @@ class Scenario:
     prepare: Callable[[World], None] = lambda world: None
     never_raises: bool = False
     needs_backup: bool = False
+    needs_digests: bool = False
+
+    def suits(self, policy: Policy) -> bool:
+        return (policy.keeps_contents or not self.needs_backup) and (
+            policy in DIGESTED or not self.needs_digests
+        )
 
 
 @dataclass
@@ -319,6 +325,7 @@ def _one(
             scenario.act(world)
     except (fp.Error, MemoryError) as raised:
         error = raised.with_traceback(None)
+        error.__context__ = None  # its frames would keep tensors too
     finally:
         _core.disarm_allocation_fault()
         seam = SYSTEM if is_of_system(name) else PROVIDER
@@ -358,6 +365,8 @@ def _one(
         return wrong
     if error is not None:
         is_halfway = "is paused now" in " ".join(getattr(error, "__notes__", ()))
+        # The note that says so takes memory too.
+        is_halfway = is_halfway or any("is paused after a pause that failed" in one for one in problems)
         wrong += [] if is_halfway else _retry(world, scenario, name, has_leaked)
     if wrong:
         return wrong + _abandon(world)
