@@ -16,10 +16,10 @@ import torch
 import typer
 
 import fencepool as fp
-import result_files
-from devices import Device
 from fencepool import _core
-from memory_tables import DIGEST_TARGET
+from measuring.devices import Device
+from reporting import result_files
+from reporting.memory_tables import DIGEST_TARGET
 
 PASSES = 5
 

@@ -15,11 +15,10 @@ from typing import Annotated
 
 import typer
 
-import disk_speed
-import isolation
-import result_files
-from devices import is_emulated
-from layouts import LAYOUTS, WEIGHTS
+from measuring import disk_speed, isolation
+from measuring.devices import is_emulated
+from measuring.layouts import LAYOUTS, WEIGHTS
+from reporting import result_files
 from systems import FENCEPOOL, TORCH_MEMORY_SAVER, Entry
 
 # The fraction of the weights that changes before each later pause, beside what is run.

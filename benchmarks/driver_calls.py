@@ -17,10 +17,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-import report
-import result_files
-from devices import is_emulated
 from fencepool._core import raw
+from measuring.devices import is_emulated
+from reporting import report, result_files
 
 MIB = 1 << 20
 CALLS = ("create", "map", "access", "unmap", "release")

@@ -15,14 +15,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-import contents
 import fencepool as fp
-import host_pages
-import layered_model
-import link_speed
-import result_files
-from devices import EMULATED_MEMORY, Device, is_emulated
-from layouts import LAYOUTS
+from measuring import contents, host_pages, layered_model, link_speed
+from measuring.devices import EMULATED_MEMORY, Device, is_emulated
+from measuring.layouts import LAYOUTS
+from reporting import result_files
 
 TOKENS = 16
 _SAME = 1e-2  # of the largest answer

@@ -19,8 +19,8 @@ import torch
 import typer
 
 import fencepool as fp
-import result_files
-from devices import EMULATED_BANDWIDTH, Device
+from measuring.devices import EMULATED_BANDWIDTH, Device
+from reporting import result_files
 
 TAG = "resident"
 

@@ -16,11 +16,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-import isolation
-import result_files
-import targets
-from devices import EMULATED_MEMORY, is_emulated
-from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+from measuring import isolation
+from measuring.devices import EMULATED_MEMORY, is_emulated
+from measuring.layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+from reporting import result_files, targets
 from systems import Entry, select
 
 

@@ -16,11 +16,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-import contents
 import fencepool as fp
-import host_pages
-import result_files
-from devices import Device
+from measuring import contents, host_pages
+from measuring.devices import Device
+from reporting import result_files
 
 MIB, GIB = 1 << 20, 1 << 30
 MOMENTS = ("pause", "returned", "resume")

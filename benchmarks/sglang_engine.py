@@ -22,8 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import panels
-import pictures
+from reporting import panels, pictures
 
 TITLE = "A real SGLang engine: release and resume"
 SCENARIOS = {

@@ -16,12 +16,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-import contents
 import fencepool as fp
-import host_pages
-import link_speed
-import result_files
-from devices import EMULATED_MEMORY, Device, is_emulated
+from measuring import contents, host_pages, link_speed
+from measuring.devices import EMULATED_MEMORY, Device, is_emulated
+from reporting import result_files
 
 MIB = 1 << 20
 _FILLER = 8 << 30  # bytes taken at a time

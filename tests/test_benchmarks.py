@@ -169,13 +169,13 @@ def test_bad_options_are_refused(benchmark_modules, options, message):
 
 
 def test_a_peer_that_is_missing_or_dies_is_said(benchmark_modules, tmp_path, monkeypatch):
-    isolation, systems = benchmark_modules("isolation"), benchmark_modules("systems")
+    isolation, systems = benchmark_modules("measuring.isolation"), benchmark_modules("systems")
     (tmp_path / "dying_peer.py").write_text(
         "import os\ndef run(plan):\n    print('last words')\n    os.abort()\n"
     )
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-    plan = benchmark_modules("cycles").Plan("", "cpu", "tiny", 1, 0.0)
+    plan = benchmark_modules("measuring.cycles").Plan("", "cpu", "tiny", 1, 0.0)
     result = isolation.measure(systems.Entry("peer", "", "dying_peer", ""), plan)
     assert result["status"] == "failed"
     assert "without a result" in result["reason"]
@@ -246,7 +246,7 @@ def test_wrong_contents_leave_no_figure(tmp_path, script):
 def test_memory_that_is_not_released_is_no_result(benchmark_modules):
     import torch
 
-    cycles, layouts = benchmark_modules("cycles"), benchmark_modules("layouts")
+    cycles, layouts = benchmark_modules("measuring.cycles"), benchmark_modules("measuring.layouts")
     layout = layouts.LAYOUTS["tiny"]
 
     class KeepsItAll:
@@ -282,7 +282,7 @@ def test_memory_that_is_not_released_is_no_result(benchmark_modules):
 
 
 def test_the_large_layout_is_the_one_that_was_announced(benchmark_modules):
-    layout = benchmark_modules("layouts").LAYOUTS["7b"]
+    layout = benchmark_modules("measuring.layouts").LAYOUTS["7b"]
     assert len(layout.weights) == 198
     assert layout.size("weights") / 2**30 == pytest.approx(14.19, abs=0.005)
     assert layout.size("kv_cache") == 56 << 30
@@ -290,7 +290,7 @@ def test_the_large_layout_is_the_one_that_was_announced(benchmark_modules):
 
 
 def test_targets_are_judged_by_the_worst_sample_and_by_medians(benchmark_modules):
-    targets = benchmark_modules("targets")
+    targets = benchmark_modules("reporting.targets")
 
     def result(name: str, kv_pause: float, later_pauses: tuple[float, ...] = (0.29, 0.28)) -> dict[str, Any]:
         cycles = []
@@ -418,7 +418,7 @@ def test_a_picture_lies_beside_every_result(emulated):
 
 def test_a_picture_shows_what_was_measured_beside_the_limit(benchmark_modules):
     document = json.loads(RECORDED.read_text(encoding="utf-8"))
-    panels = {one.title: one for one in benchmark_modules("panels").resume_latency(document)}
+    panels = {one.title: one for one in benchmark_modules("reporting.panels").resume_latency(document)}
     pause = panels["Pause of the weights, after the first"]
     assert [row.label for row in pause.rows][:2] == ["fencepool/per-tensor", "fencepool/adopted"]
     assert all("no-backup" not in row.label for row in pause.rows)
@@ -431,10 +431,10 @@ def test_a_picture_shows_what_was_measured_beside_the_limit(benchmark_modules):
 def test_without_matplotlib_a_benchmark_says_that_there_is_no_picture(
     benchmark_modules, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(benchmark_modules("pictures"), "is_possible", lambda: False)
+    monkeypatch.setattr(benchmark_modules("reporting.pictures"), "is_possible", lambda: False)
     path = tmp_path / RECORDED.name
     path.write_bytes(RECORDED.read_bytes())
-    _, device = benchmark_modules("result_files").begin("cuda:0", path)
+    _, device = benchmark_modules("reporting.result_files").begin("cuda:0", path)
     assert device is None
     assert "no picture: matplotlib is not installed" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.png"))

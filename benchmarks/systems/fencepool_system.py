@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-import cycles
 import fencepool as fp
-from devices import Device
-from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+from measuring import cycles
+from measuring.devices import Device
+from measuring.layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 
 # By variant; a backup on disk lies in FENCEPOOL_DISK_DIRECTORY.
 _BACKUPS: dict[str, fp.Backup] = {"no-backup": "none", "disk": "disk"}

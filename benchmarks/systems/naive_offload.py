@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-import cycles
-from devices import Device
-from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+from measuring import cycles
+from measuring.devices import Device
+from measuring.layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 
 
 class NaiveOffload:

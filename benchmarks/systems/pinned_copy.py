@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from contents import ContentsError
-from cycles import Plan
-from devices import Device
-from layouts import LAYOUTS, WEIGHTS
+from measuring.contents import ContentsError
+from measuring.cycles import Plan
+from measuring.devices import Device
+from measuring.layouts import LAYOUTS, WEIGHTS
 from systems.emulated_link import EmulatedLink
 
 # One buffer of this size is copied as often as the weights' size needs: pinning all of it takes seconds.

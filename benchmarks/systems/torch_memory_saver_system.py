@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-import cycles
-from devices import Device
-from layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
+from measuring import cycles
+from measuring.devices import Device
+from measuring.layouts import KV_CACHE, LAYOUTS, WEIGHTS, Layout
 
 # Imported by name: it is optional, and has no types.
 _PACKAGE = "torch_memory_saver"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import figures
-from disk_tables import disk_seconds
-from figures import Document
+from measuring import figures
+from measuring.figures import Document
+from reporting.disk_tables import disk_seconds
 from systems import FENCEPOOL
 
 

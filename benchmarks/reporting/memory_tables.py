@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from figures import Document
-from result_tables import Table, milliseconds, spread
+from measuring.figures import Document
+from reporting.result_tables import Table, milliseconds, spread
 
 DIGEST_TARGET = 0.8  # of the bandwidth that a copy reaches
 # Which way over the link the contents go.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from figures import Document, Figure
-from result_tables import Table, milliseconds, spread
+from measuring.figures import Document, Figure
+from reporting.result_tables import Table, milliseconds, spread
 
 _SWAP_LIMIT = 1.25  # times the link's time for one direction
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-import figures
-from figures import Document
-from result_tables import Table, milliseconds, spread
+from measuring import figures
+from measuring.figures import Document
+from reporting.result_tables import Table, milliseconds, spread
 
 DISK_TARGET = 0.9  # of what the disk does by itself
 

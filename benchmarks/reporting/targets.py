@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import figures
-from figures import Document, Result
+from measuring import figures
+from measuring.figures import Document, Result
 
 FIRST_PAUSE = 0.65
 LATER_PAUSE = 0.300

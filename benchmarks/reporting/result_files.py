@@ -13,13 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-import contents
 import fencepool as fp
-import machine_facts
-import pictures
-import report
-from devices import is_emulated
-from panels import Panel
+from measuring import contents, machine_facts
+from measuring.devices import is_emulated
+from reporting import pictures, report
+from reporting.panels import Panel
 
 # Options that every one of several programs has.
 DeviceOption = Annotated[str, typer.Option(help="cuda:N, or cpu: the embedded driver (emulation).")]
@@ -29,7 +27,7 @@ BreakOption = Annotated[
     bool, typer.Option("--break-contents", help="Spoil restored contents: the run must fail.")
 ]
 
-RESULTS = Path(__file__).resolve().with_name("results")
+RESULTS = Path(__file__).resolve().parent.with_name("results")
 SCHEMA = 1
 
 

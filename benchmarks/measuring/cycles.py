@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-import contents
-import host_pages
-from devices import Device
-from layouts import KV_CACHE, WEIGHTS, Layout
+from measuring import contents, host_pages
+from measuring.devices import Device
+from measuring.layouts import KV_CACHE, WEIGHTS, Layout
 
 # Seconds by phase, from systems that say where their time went.
 Phases = dict[str, float]

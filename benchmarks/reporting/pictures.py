@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from panels import Panel, Row
+from reporting.panels import Panel, Row
 
 _OURS, _THEIRS, _LIMIT = "#0072B2", "#777777", "#D55E00"
 _WIDTH = 8.0  # inches

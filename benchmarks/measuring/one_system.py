@@ -1,6 +1,6 @@
 """A child process of the benchmark: measures one system, writes the result to a file.
 
-Usage: one_system.py MODULE PLAN RESULT, where PLAN is JSON and RESULT a path.
+Usage: python -m measuring.one_system MODULE PLAN RESULT, where PLAN is JSON and RESULT a path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cycles import Plan
+from measuring.cycles import Plan
 
 
 def main(module: str, plan: str, result: str) -> int:

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import figures
-from figures import Document, Figure, Result
+from measuring import figures
+from measuring.figures import Document, Figure, Result
 
 _GIB = 1 << 30
 

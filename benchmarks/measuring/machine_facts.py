@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fencepool as fp
-from devices import is_emulated
+from measuring.devices import is_emulated
 
 
 def machine(device: str) -> dict[str, Any]:

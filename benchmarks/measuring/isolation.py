@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import figures
-from cycles import Plan
-from devices import is_emulated
+from measuring import figures
+from measuring.cycles import Plan
+from measuring.devices import is_emulated
 from systems import TORCH_MEMORY_SAVER, Entry
 
-_CHILD = Path(__file__).with_name("one_system.py")
+_BENCHMARKS = Path(__file__).resolve().parent.parent
 # How much of a failed child's last output goes into the results, in lines.
 _TAIL = 6
 
@@ -86,7 +86,16 @@ def _environment(entry: Entry) -> contextlib.AbstractContextManager[dict[str, st
 def _run(entry: Entry, plan: Plan, environment: dict[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="resume-latency-") as folder:
         result, log = Path(folder, "result.json"), Path(folder, "output.txt")
-        command = [sys.executable, str(_CHILD), entry.module, json.dumps(asdict(plan)), str(result)]
+        command = [
+            sys.executable,
+            "-m",
+            "measuring.one_system",
+            entry.module,
+            json.dumps(asdict(plan)),
+            str(result),
+        ]
+        path = [str(_BENCHMARKS), environment.get("PYTHONPATH", "")]
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         with log.open("wb") as output:
             try:
                 status = subprocess.run(

@@ -10,14 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-import disk_tables
-import memory_tables
-import overlap_tables
-import panels
-import result_tables
-from figures import Document
-from panels import Panel
-from result_tables import Table
+from measuring.figures import Document
+from reporting import disk_tables, memory_tables, overlap_tables, panels, result_tables
+from reporting.panels import Panel
+from reporting.result_tables import Table
 
 _EMULATION = (
     "EMULATION: measured on fencepool's embedded driver, on ordinary memory with a link of a set speed. "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from devices import Device
+from measuring.devices import Device
 from systems import pinned_copy
 from systems.emulated_link import EmulatedLink
 

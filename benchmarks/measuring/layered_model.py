@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn import functional
 
-from layouts import Layout
+from measuring.layouts import Layout
 
 _SHAPES_OF_A_LAYER = 7
 _TABLES = 2  # embedding and output head, which come first in a layout
