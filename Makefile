@@ -15,7 +15,7 @@ SGLANG ?= 0.5.23 0.5.11 0.5.6 0.4.9
 PY := $(VENV)/bin/python
 FUZZ_SECONDS ?= 10
 FUZZ_TARGETS := fuzz-sizes fuzz-devices fuzz-settings fuzz-status_file fuzz-trace
-CPP_TESTS := cpp-tests-plain cpp-tests-address cpp-tests-thread
+CPP_TESTS := cpp-tests-address cpp-tests-thread
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # What the requirement lists of pyproject.toml's extras need, without building the package for it.
 REQUIREMENTS := $(PY) scripts/requirements.py
@@ -26,7 +26,7 @@ FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,9 +60,9 @@ $(SGLANG:%=engine-sglang-%): engine-sglang-%: $(VENV)/.test $(VENV)/.built
 engines-vllm: $(VENV)/.test $(VENV)/.built ## Tests on the own code of real vLLM releases, which they fetch
 	FENCEPOOL_REQUIRE_ENGINES=1 $(PY) -m pytest tests/test_vllm_sources.py -m engine -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-cpp-tests: $(CPP_TESTS) ## C++ tests of the core, plain and under address, undefined and thread sanitizers
+cpp-tests: $(CPP_TESTS) ## C++ tests of the core under address, undefined and thread sanitizers (for a debugger: make cpp-tests-plain)
 
-$(CPP_TESTS): cpp-tests-%: $(VENV)/.test
+$(CPP_TESTS) cpp-tests-plain: cpp-tests-%: $(VENV)/.test
 	scripts/cpp_tests.sh $(PY) $*
 
 sanitizers: sanitize-address sanitize-thread ## The Python tests under address+undefined and thread sanitizers
