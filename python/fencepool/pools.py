@@ -106,6 +106,11 @@ class Pool:
         """Either "active" or "paused", or what it is in the middle of: "pausing", "resuming", "preparing"."""
         return str(self._core.status()["state"])
 
+    @property
+    def _is_paused(self) -> bool:
+        """Settled state: what a transition under way will change is still what it was."""
+        return bool(self._core.status()["is_paused"])
+
     def __repr__(self) -> str:
         return f"<fencepool.Pool {self.tag!r} on {self.device}, backup={self.backup!r}, {self.state}>"
 

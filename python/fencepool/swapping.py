@@ -43,7 +43,8 @@ def swap(
     call can be made again. There is one exception: pools whose contents are dropped are released last, but
     where the resumed pools need their memory a driver call may fail after that. They are active again then,
     without what they held, and a note says so. When undoing fails too, a pool may stay paused, its contents
-    kept, as after a pause; a note says so.
+    kept, as after a pause; a note says so. An interrupt that comes when the swap has happened already is
+    raised after it, with notes that say so.
 
     Args:
         pause: tags, or pools, to pause; those that are paused already stay so.
@@ -112,17 +113,23 @@ def _swap(
         captures = transitions._captures(every)
         is_held = transitions._is_host_held(into, order)
         sides = [pool._core for pool in out], [pool._core for pool in into]
+        away = [pool for pool in into if pool._is_paused]
         with transitions._ready_to_pause(out) as unpaused:
             dead = transitions._dead_bytes(unpaused)
-            paused, resumed = transitions._with_torch_cache_emptied(
-                into,
-                wait,
-                lambda seconds: _core.swap(
-                    *sides, timeout, discarded, seconds, order, is_held, captures, dead
-                ),
-            )
-        seen_out.fill(paused)
-        seen_in.fill(resumed)
+            try:
+                paused, resumed = transitions._with_torch_cache_emptied(
+                    into,
+                    wait,
+                    lambda seconds: _core.swap(
+                        *sides, timeout, discarded, seconds, order, is_held, captures, dead
+                    ),
+                )
+                seen_out.fill(paused)
+                seen_in.fill(resumed)
+            except BaseException as error:
+                transitions._finish_interrupted_pause(error, unpaused)
+                transitions._finish_interrupted_resume(error, away, order)
+                raise
         debug.note_pause(transitions._changed(paused))
         return Swapped(
             transitions._pause_report(paused, seen_out),

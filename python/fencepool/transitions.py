@@ -9,11 +9,18 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fencepool import _core, debug, host_driver, observing
+from fencepool import _core, callbacks, debug, host_driver, interrupts, observing
 from fencepool import progress as bars
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
-from fencepool.errors import CallbackError, HostMemoryError, UnknownTagError, UnsupportedError, add_note
+from fencepool.errors import (
+    CallbackError,
+    Error,
+    HostMemoryError,
+    UnknownTagError,
+    UnsupportedError,
+    add_note,
+)
 from fencepool.fences import Fence, parse_seconds
 from fencepool.pools import empty_torch_cache, exclusive, known
 from fencepool.reports import PauseReport, PoolStatus, Resumed
@@ -44,7 +51,8 @@ def pause(
     reports the memory free. Addresses stay reserved. Pausing what is paused does nothing and says so.
     Thread-safe; operations on other pools go on meanwhile. When it raises, every pool is as it was,
     contents included, and the call can be made again; where undoing failed too, the exception's notes say
-    what holds. Rests on cuCtxRecordEvent, cuMemUnmap and cuMemRelease (CUDA Driver API).
+    what holds. An interrupt (Ctrl-C) that comes when it has happened already is raised after it, with a note
+    that the pools are paused. Rests on cuCtxRecordEvent, cuMemUnmap and cuMemRelease (CUDA Driver API).
 
     Args:
         tags: no tags mean every pool.
@@ -92,7 +100,9 @@ def resume(
     device, which may be using the host memory; so it does with ``FENCEPOOL_DEBUG=1``. For a pool with a
     backup on a disk it returns once the file is read and the last copy is submitted. Resuming what is
     active does nothing and says so. Thread-safe. When it raises, but for :class:`CallbackError`, every pool
-    is paused as it was, its contents in the backup, and the call can be made again.
+    is paused as it was, its contents in the backup, and the call can be made again. An interrupt (Ctrl-C)
+    that comes when it has happened already is raised after the ``on_resume`` callbacks, with a note that the
+    pools are active.
 
     Args:
         tags: no tags mean every pool.
@@ -155,18 +165,30 @@ def paused(
     """
     seconds = parse_seconds("wait", wait)
     pools = select(tags, device)
-    report, changed = _pause(pools, parse_seconds("timeout", timeout))
+    limit = parse_seconds("timeout", timeout)
+    active = [pool for pool in pools if not pool._is_paused]
+    try:
+        report, changed = _pause(pools, limit)
+    except BaseException as error:
+        mine = [pool for pool in active if pool._is_paused]
+        if mine and not isinstance(error, (Error, MemoryError)):  # an interrupt, when they had been paused
+            _resume_after(error, mine, seconds)
+        raise
     mine = [pool for pool in pools if pool._core.id in changed]
     try:
         _warn_of_unreleased(report, stacklevel=4)
         yield report
     except BaseException as error:
-        try:
-            _resume(mine, seconds, "context")
-        except Exception as second:  # the block's exception is what matters
-            add_note(error, f"resuming failed too: {second}")
+        _resume_after(error, mine, seconds)
         raise
     _resume(mine, seconds, "context")
+
+
+def _resume_after(error: BaseException, pools: list[Pool], seconds: float) -> None:
+    try:
+        _resume(pools, seconds, "context")
+    except Exception as second:  # the first exception is what matters
+        add_note(error, f"resuming failed too: {second}")
 
 
 def status() -> list[PoolStatus]:
@@ -218,11 +240,15 @@ def _pause(
     with observing.transition("pause", pools) as seen, exclusive(*pools):
         with _ready_to_pause(pools) as unpaused:
             cores = [pool._core for pool in pools]
-            report = _core.pause(cores, seconds, _captures(pools), discarded, _dead_bytes(unpaused))
-        seen.fill(report)
-    changed = _changed(report)
-    debug.note_pause(changed)
-    return _pause_report(report, seen), changed & {pool._core.id for pool in unpaused}
+            try:
+                report = _core.pause(cores, seconds, _captures(pools), discarded, _dead_bytes(unpaused))
+                seen.fill(report)
+            except BaseException as error:
+                _finish_interrupted_pause(error, unpaused)
+                raise
+        changed = _changed(report)
+        debug.note_pause(changed)
+        return _pause_report(report, seen), changed & {pool._core.id for pool in unpaused}
 
 
 def _dead_bytes(pools: list[Pool]) -> dict[int, int]:
@@ -236,20 +262,20 @@ def _ready_to_pause(pools: list[Pool]) -> Iterator[list[Pool]]:
 
     The caller has them to itself. When the block raises, what callbacks have done is undone.
     """
-    unpaused = [pool for pool in pools if not _is_paused(pool)]
+    unpaused = [pool for pool in pools if not pool._is_paused]
     with contextlib.ExitStack() as stack:
         for pool in unpaused:
             stack.enter_context(pool._without_regions("paused"))
         for pool in unpaused:
             pool._trim_torch(is_waiting=False)
-        called = _call_before_pause(unpaused)
+        called = callbacks.before_pause(unpaused)
         try:
             for pool in unpaused:  # a callback may have entered one and left it open
                 if threading.get_ident() in pool._entered.values():
                     pool._refuse_inside_region("paused")
             yield unpaused
         except BaseException as error:
-            _undo_before_pause(called, error)
+            callbacks.undo_before_pause(called, error)
             raise
 
 
@@ -280,9 +306,34 @@ def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
 
 def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = False) -> Resumed:
     with observing.transition("resume", pools) as seen, exclusive(*pools):
-        report = _resume_core(pools, seconds, order, verify)
-        seen.fill(report)
+        away = [pool for pool in pools if pool._is_paused]
+        try:
+            report = _resume_core(pools, seconds, order, verify)
+            seen.fill(report)
+        except BaseException as error:
+            _finish_interrupted_resume(error, away, order)
+            raise
         return _finish_resume(report, pools, order, seen)
+
+
+def _finish_interrupted_pause(error: BaseException, pools: list[Pool]) -> None:
+    """What is left to do where a pause of these active pools has happened although this was raised."""
+    debug.note_pause(pool._core.id for pool in interrupts.changed_all_the_same(error, pools, "paused"))
+
+
+def _finish_interrupted_resume(error: BaseException, pools: list[Pool], order: Order) -> None:
+    """What is left to do where a resume of these paused pools has happened although this was raised."""
+    active = interrupts.changed_all_the_same(error, pools, "active")
+    if not active:
+        return
+    # Again, for the fence of the restore that runs now: the report with it is lost.
+    report = _resume_core(active, 0.0, order, verify=False)
+    _set_restoring(active, Fence(report["fence"]), order)
+    debug.note_resume(active, report)
+    try:
+        callbacks.after_resume(active)
+    except CallbackError as second:
+        add_note(error, str(second))
 
 
 def _finish_resume(
@@ -294,7 +345,7 @@ def _finish_resume(
     resumed = [pool for pool in pools if pool._core.id in changed]
     _set_restoring(resumed, fence, order)
     strays = debug.note_resume(pools, report)
-    _call_after_resume(resumed)
+    callbacks.after_resume(resumed)
     debug.warn(strays, stacklevel=4)
     return Resumed(
         pools=seen.pools,
@@ -349,52 +400,5 @@ def _with_torch_cache_emptied(pools: list[Pool], seconds: float, take: Callable[
     return take(seconds if seconds >= 0 else float("inf"))
 
 
-def _is_paused(pool: Pool) -> bool:
-    """Settled state: what a transition under way will change is still what it was."""
-    return bool(pool._core.status()["is_paused"])
-
-
 def _captures(pools: list[Pool]) -> dict[int, list[int]]:
     return capture_candidates([DeviceName(pool._core.provider, pool._core.ordinal) for pool in pools])
-
-
-def _call_before_pause(pools: list[Pool]) -> list[Pool]:
-    called: list[Pool] = []
-    try:
-        for pool in pools:
-            for callback in list(pool._before_pause.values()):
-                callback(pool)
-            called.append(pool)
-    except BaseException as error:
-        _undo_before_pause(called, error)
-        raise
-    return called
-
-
-def _undo_before_pause(called: list[Pool], error: BaseException) -> None:
-    for pool in called:
-        if _is_paused(pool):  # undoing failed, and its memory is not there: see the error's notes
-            continue
-        for callback in list(pool._after_resume.values()):
-            try:
-                callback(pool)
-            except Exception as second:  # the first failure is the one to raise
-                add_note(error, f"an on_resume callback of {pool!r} failed while undoing: {second!r}")
-
-
-def _call_after_resume(pools: list[Pool]) -> None:
-    failure: CallbackError | None = None
-    for pool in pools:
-        for callback in list(pool._after_resume.values()):
-            try:
-                callback(pool)
-            except Exception as error:
-                if failure is None:
-                    failure = CallbackError(
-                        f"an on_resume callback of {pool!r} failed: {error!r}; the pools are active"
-                    )
-                    failure.__cause__ = error
-                else:
-                    add_note(failure, f"another on_resume callback of {pool!r} failed: {error!r}")
-    if failure is not None:
-        raise failure

@@ -52,7 +52,7 @@ def pause(
     report: PauseReport | None = None
     prepared = _Step(agreement, "preparing to pause", seconds + patience)
     with prepared:
-        _prepare([pool for pool in local.select(tags, device) if not local._is_paused(pool)], seconds)
+        _prepare([pool for pool in local.select(tags, device) if not pool._is_paused], seconds)
     paused = _Step(agreement, "pausing", seconds + patience)
     try:
         with paused:
@@ -100,7 +100,7 @@ def resume(
     step = _Step(agreement, "resuming", seconds + patience)
     try:
         with step:
-            pools = [pool for pool in local.select(tags, device) if local._is_paused(pool)]
+            pools = [pool for pool in local.select(tags, device) if pool._is_paused]
             resumed = local.resume(*tags, device=device, wait=wait)
             resumed.fence.synchronize(timeout=patience)
     except BaseException as error:
