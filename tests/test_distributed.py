@@ -325,6 +325,70 @@ def test_pools_made_between_the_two_steps_are_resumed_too_when_the_pause_fails(t
         assert (answers[0]["weights"], answers[0]["late"]) == ("active", "active")
 
 
+def test_a_failing_on_resume_callback_on_one_rank_leaves_all_paused_and_not_that_one_active(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        fpd.pause()
+        handle = weights.on_resume(lambda _: 1 / 0) if rank == 1 else None
+        say(**attempt(fpd.resume), **states())
+        if handle is not None:
+            handle.remove()
+        say(**attempt(fpd.resume), **states(), right=bool((tensor == rank + 1).all()))
+        """,
+        ranks=2,
+    )
+    for failed, again in said.values():
+        assert list(failed["ranks"]) == ["1"]
+        assert (failed["weights"], failed["cache"]) == ("paused", "paused")
+        assert "are paused again" in str(failed["notes"])
+        assert (again["error"], again["weights"], again["right"]) == ("", "active", True)
+
+
+@pytest.mark.parametrize("call", ["pause", "resume"])
+def test_ctrl_c_between_the_core_and_the_report_leaves_that_rank_as_the_others(tmp_path, call):
+    said, _ = run(
+        tmp_path,
+        f"""
+        if {call == "resume"}:
+            fpd.pause()
+        core = _core.{call}
+        def interrupted(*args, **options):
+            core(*args, **options)
+            _core.{call} = core
+            raise KeyboardInterrupt
+        if rank == 1:
+            _core.{call} = interrupted
+        try:
+            say(**attempt(fpd.{call}), **states())
+        except KeyboardInterrupt:
+            say(ranks={{"1": ""}}, **states())
+        """,
+        ranks=2,
+    )
+    before = "active" if call == "pause" else "paused"
+    for answers in said.values():
+        assert list(answers[0]["ranks"]) == ["1"]
+        assert (answers[0]["weights"], answers[0]["cache"]) == (before, before)
+
+
+def test_a_failing_callback_in_taking_a_pause_back_is_not_said_to_leave_pools_paused(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+        if rank == 0:
+            weights.on_resume(lambda _: 1 / 0)
+        else:
+            weights.on_pause(lambda _: 1 / 0)
+        say(**attempt(fpd.pause), **states())
+        """,
+        ranks=2,
+    )
+    assert (said[0][0]["weights"], said[0][0]["cache"]) == ("active", "active")
+    assert "failed in part" in str(said[0][0]["notes"])
+    assert "are paused:" not in str(said[0][0]["notes"])
+
+
 def test_times_without_a_limit_are_refused():
     import fencepool.distributed as fpd
 

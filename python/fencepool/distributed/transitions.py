@@ -11,6 +11,8 @@ from fencepool.errors import RankError, add_note
 from fencepool.fences import parse_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from fencepool.pools import Pool
@@ -48,8 +50,7 @@ def pause(
     """
     seconds, patience = _limited("timeout", timeout), _limited("patience", patience)
     agreement = agreement_of(group)
-    pools: list[Pool] = []
-    report: PauseReport | None = None
+    active: list[Pool] = []
     prepared = _Step(agreement, "preparing to pause", seconds + patience)
     with prepared:
         _prepare([pool for pool in local.select(tags, device) if not pool._is_paused], seconds)
@@ -57,13 +58,14 @@ def pause(
     try:
         with paused:
             prepared.raise_interruption()  # the others are in this step by now, and hear of it here
-            pools = local.select(tags, device)
+            pools = local.select(tags, device)  # more, where some are new
+            active = [pool for pool in pools if not pool._is_paused]
             report, changed = local._pause(pools, seconds)
-            pools = [pool for pool in pools if pool._core.id in changed]  # more, where some are new
+            active = [pool for pool in pools if pool._core.id in changed]
             local._warn_of_unreleased(report, stacklevel=3)
     except BaseException as error:
-        if report is not None:
-            _resume_again(pools, patience, error)
+        # Their state says what has happened: an interrupt may have come after it, and taken the report.
+        _resume_again([pool for pool in active if pool._is_paused], patience, error)
         raise
     paused.raise_interruption("all ranks have paused, and this one too")
     return report
@@ -95,17 +97,16 @@ def resume(
     """
     seconds, patience = _limited("wait", wait), _limited("patience", patience)
     agreement = agreement_of(group)
-    pools: list[Pool] = []
-    resumed: Resumed | None = None
+    away: list[Pool] = []
     step = _Step(agreement, "resuming", seconds + patience)
     try:
         with step:
-            pools = [pool for pool in local.select(tags, device) if pool._is_paused]
+            away = [pool for pool in local.select(tags, device) if pool._is_paused]
             resumed = local.resume(*tags, device=device, wait=wait)
             resumed.fence.synchronize(timeout=patience)
     except BaseException as error:
-        if resumed is not None:
-            _pause_again(pools, patience, error)
+        # By their state: a callback that fails, and an interrupt, may leave them active without a report.
+        _pause_again([pool for pool in away if not pool._is_paused], patience, error)
         raise
     step.raise_interruption("all ranks have resumed, and this one too")
     return resumed
@@ -162,18 +163,34 @@ def _prepare(pools: list[Pool], seconds: float) -> None:
 
 
 def _resume_again(pools: list[Pool], patience: float, error: BaseException) -> None:
+    if not pools:
+        return
     try:
         local._resume(pools, patience, "context")
     except Exception as second:
-        add_note(error, f"this rank's pools are paused: resuming them again failed: {second}")
-        return
-    lost = sorted({pool.tag for pool in pools if pool.backup == "none"})
+        still = _tags(pool for pool in pools if pool._is_paused)
+        if still:
+            add_note(error, f"this rank's pools {still} are paused: resuming them again failed: {second}")
+            return
+        add_note(error, f"resuming this rank's pools again failed in part: {second}")
+    lost = _tags(pool for pool in pools if pool.backup == "none")
     if lost:
-        add_note(error, f"this rank's pools without backup have lost their contents: {', '.join(lost)}")
+        add_note(error, f"this rank's pools without backup have lost their contents: {lost}")
 
 
 def _pause_again(pools: list[Pool], patience: float, error: BaseException) -> None:
+    if not pools:
+        return
     try:
         local._pause(pools, patience)
     except Exception as second:
-        add_note(error, f"this rank's pools are active: pausing them again failed: {second}")
+        still = _tags(pool for pool in pools if not pool._is_paused)
+        if still:
+            add_note(error, f"this rank's pools {still} are active: pausing them again failed: {second}")
+            return
+        add_note(error, f"pausing this rank's pools again failed in part: {second}")
+    add_note(error, f"this rank's pools {_tags(pools)} had been resumed, and are paused again")
+
+
+def _tags(pools: Iterable[Pool]) -> str:
+    return ", ".join(sorted({pool.tag for pool in pools}))
