@@ -14,7 +14,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from fencepool.integrations.sglang import agreement, answers, settings, state
+from fencepool.integrations.sglang import agreement, answers, barriers, settings, state
 from fencepool.integrations.sglang.adapter import is_ours
 
 if TYPE_CHECKING:
@@ -49,17 +49,19 @@ def release(original: Callable[..., Any], owner: Any, request: Any) -> Any:
             "them or abort them, then release again",
         )
     if fresh:
-        try:
-            with _occupation.guarded():
-                original(owner, _with_tags(request, fresh))
-        except Exception as error:  # SGLang's own refusal, of weights that another process shares for one
-            _forget(owner, fresh)
-            logger.exception("SGLang refused to release %s", _names(fresh))
-            return _refuse(answer, f"{_names(fresh)} not released: {type(error).__name__}: {error}")
+        # SGLang's own refusal, of weights that another process shares for one, may be one rank's alone.
+        outcomes, is_done = barriers.run(
+            group, lambda: _attempt(lambda: _inside(original, owner, request, fresh))
+        )
+        if any(outcomes):
+            undone = agreement.gather(group, _attempt(lambda: _undo(owner, request, fresh, is_done)))
+            message = f"{_names(fresh)} not released: {agreement.failures(outcomes)}"
+            if any(undone):
+                message += f"; and not undone: {agreement.failures(undone)}"
+            return _refuse(answer, message)
     outcomes = agreement.gather(group, _attempt(lambda: state.pause(tags)))
     if all(outcomes) and fresh:
-        with _occupation.guarded():
-            _inner(owner, "resume_memory_occupation")(owner, _with_tags(request, fresh))
+        _inside(_inner(owner, "resume_memory_occupation"), owner, request, fresh)
         return _refuse(
             answer, f"{_names(fresh)} not released, nothing was changed: {agreement.failures(outcomes)}"
         )
@@ -91,17 +93,17 @@ def resume(original: Callable[..., Any], owner: Any, request: Any) -> Any:
     wait = settings.wait_seconds()
     outcomes = agreement.gather(group, _attempt(lambda: state.resume(wanted, wait)))
     if any(outcomes):
-        undone = agreement.gather(
-            group, "" if outcomes[_rank(group)] else _attempt(lambda: state.pause(wanted))
-        )
+        # On the ranks that failed too: after a callback's failure the memory is there all the same.
+        undone = agreement.gather(group, _attempt(lambda: state.pause(wanted)))
         message = (
             f"{_names(wanted)} not resumed after {wait:g} s, on any rank: {agreement.failures(outcomes)}"
         )
         if any(undone):
             message += f"; and not paused again: {agreement.failures(undone)}"
+        else:
+            message += "; all of it is paused again"  # a callback's failure says that its pools are active
         return _refuse(answer, f"{message}. Its contents are kept; resume again once memory is free")
-    with _occupation.guarded():
-        original(owner, _with_tags(request, wanted))
+    _inside(original, owner, request, wanted)
     _occupation.mark_resumed(wanted)
     if state.KV_CACHE in wanted and _occupation.is_flush_due:
         _occupation.is_flush_due = False
@@ -175,6 +177,28 @@ def _is_drained(scheduler: Any) -> bool:
     return all(batch is None or batch.is_empty() for batch in batches) and (check is None or bool(check()))
 
 
+def _inside(call: Callable[..., Any], owner: Any, request: Any, tags: list[str]) -> None:
+    """SGLang's own release or resume of those tags, which acts on no memory."""
+    with _occupation.guarded():
+        call(owner, _with_tags(request, tags))
+
+
+def _undo(owner: Any, request: Any, tags: list[str], is_done: bool) -> None:
+    """Take SGLang's release back where a rank failed in it, on every rank. No memory has gone anywhere.
+
+    Only ranks that came to its end can be resumed, and those must not wait for the others. The rest have
+    changed no more than the books. One rank may have flushed its cache and another not, and ranks
+    with unlike caches run unlike batches: all flush it.
+    """
+    if is_done:
+        with barriers.without(getattr(owner, "tp_cpu_group", None)):
+            _inside(_inner(owner, "resume_memory_occupation"), owner, request, tags)
+    else:
+        _forget(owner, tags)
+    if state.KV_CACHE in tags:
+        owner.flush_cache()
+
+
 def _forget(owner: Any, tags: Iterable[str]) -> None:
     offloaded = getattr(owner, "offload_tags", None)
     if offloaded is not None:
@@ -195,12 +219,6 @@ def _attempt(do: Callable[[], None]) -> str:
         logger.exception("a memory transition failed")
         return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     return ""
-
-
-def _rank(group: Any) -> int:
-    if group is None:
-        return 0
-    return int(importlib.import_module("torch.distributed").get_rank(group=group))
 
 
 def _with_tags(request: Any, tags: list[str]) -> Any:
