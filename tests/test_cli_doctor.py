@@ -505,3 +505,14 @@ def test_version():
     result = CliRunner().invoke(app, ["--version"])
     assert result.stdout == f"fencepool {fp.__version__}\n"
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.4.1", Status.WARN), ("2.7.1+cu126", Status.WARN)])
+def test_regions_on_a_gpu_are_said_not_to_work_with_a_pytorch_without_mempools_of_a_thread(version, status):
+    found = finding(facts_with(packages=Packages({"torch": version}, torch_cuda="12.6")), "regions on a GPU")
+    assert found.status is status
+    assert version in found.says
+    assert "2.8" in found.do
+    good = Packages({"torch": "2.10.0"}, torch_cuda="12.6")
+    assert finding(facts_with(packages=good), "regions on a GPU").status is Status.OK
+    assert "regions on a GPU" not in names(without_gpu(packages=good))

@@ -650,3 +650,21 @@ def test_a_child_that_is_forked_inside_a_region_allocates_as_ever(host, tag):
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert pool.contains(ones(host))
+
+
+@pytest.mark.parametrize("lacking", ["MemPool", "begin", "snapshot"])
+def test_a_pytorch_too_old_for_regions_on_a_gpu_is_named_before_anything_changes(monkeypatch, lacking):
+    from fencepool.pytorch import cuda_regions
+
+    if lacking == "MemPool":  # 2.4
+        monkeypatch.delattr(torch.cuda, "MemPool")
+    elif lacking == "begin":  # 2.6 and 2.7
+        monkeypatch.delattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+    else:
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    pools = fp.status()
+    with pytest.raises(fp.UnsupportedError, match=rf"2\.8 or newer.*{torch.__version__[:4]}"):
+        cuda_regions.require_mem_pools()
+    with pytest.raises(fp.UnsupportedError), fp.cuda_graph(None, device="cuda:0"):
+        raise AssertionError("captured")
+    assert fp.status() == pools

@@ -184,6 +184,7 @@ class Pool:
         then raises ``torch.OutOfMemoryError`` with what the pool says in its notes.
 
         Raises:
+            UnsupportedError: on entry, on a GPU, PyTorch is older than 2.8.
             PoolPausedError: on entry, the pool is paused.
             PoolBusyError: on entry, 64 pools have regions already, or the pool is one that another thread is
                 changing while this one is in a callback of another pool.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import torch
 from fencepool import _core
 from fencepool._devices import DeviceName
 from fencepool._streams import capture_candidates
+from fencepool.errors import UnsupportedError
 from fencepool.pools import empty_torch_cache
 from fencepool.pytorch import regions
 
@@ -30,10 +32,28 @@ if TYPE_CHECKING:
 MemPoolId = tuple[int, int]
 
 
+def require_mem_pools() -> None:
+    """Raise UnsupportedError where PyTorch cannot lead one thread's allocations into a pool.
+
+    2.4 has no MemPool; up to 2.7 a MemPool cannot be one thread's, nor be asked what lives in it.
+    """
+    if (
+        hasattr(torch.cuda, "MemPool")
+        and hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+        and "mempool_id" in inspect.signature(torch.cuda.memory_snapshot).parameters
+    ):
+        return
+    raise UnsupportedError(
+        "regions and CUDA graphs in pools need PyTorch 2.8 or newer on a GPU, and this is "
+        f"{torch.__version__}; Pool.empty() and Pool.adopt() work with it. Nothing was changed"
+    )
+
+
 class MemPools:
     """The MemPools of one pool. Thread-safe."""
 
     def __init__(self, pool: Pool) -> None:
+        require_mem_pools()
         slot = _core.torch_slot(pool._core)
         self._allocator = _allocator_of(slot)
         self._ordinal = pool._core.ordinal

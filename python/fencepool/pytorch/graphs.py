@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fencepool._devices import parse_device
 from fencepool.pools import Backup, Pool
 from fencepool.pools import pool as get_pool
 from fencepool.pytorch import cuda_regions, regions
@@ -67,11 +68,14 @@ def cuda_graph(
         PoolPausedError: the pool is paused; nothing was captured.
         ValueError: ``pool`` is the memory of graphs under another tag or policy, or the stream belongs to
             another device.
+        UnsupportedError: PyTorch is older than 2.8; nothing was changed.
         DriverUnavailable: there is no GPU. The embedded driver has no kernels to capture.
         torch.OutOfMemoryError: the capture needs more memory; its notes say what the pool wanted.
 
     Source: CUDA C++ Programming Guide, "CUDA Graphs"; PyTorch's notes, "Graph memory management".
     """
+    if parse_device(device).provider == "cuda":
+        cuda_regions.require_mem_pools()
     owner = get_pool(tag, device, backup=backup)
     if owner._core.provider != "cuda":
         raise ValueError(f"a CUDA graph is captured on a CUDA device, not on {owner.device!r}")

@@ -175,6 +175,7 @@ def region(pool: Pool) -> Iterator[Pool]:
     if pool._core.provider == "cuda":
         from fencepool.pytorch import cuda_regions
 
+        cuda_regions.require_mem_pools()
         pool._prepare_torch()
         inside = cuda_regions.inside(pool)
     else:

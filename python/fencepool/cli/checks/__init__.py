@@ -27,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     memory.disk,
     memory.locked_memory,
     packages.pytorch,
+    packages.regions,
     packages.sglang,
     packages.vllm,
     packages.torch_memory_saver,

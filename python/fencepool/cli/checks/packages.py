@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..facts import Facts
 from .finding import Finding, Status
 
@@ -42,6 +44,24 @@ def pytorch(facts: Facts) -> Finding:
             "install a newer driver, or a PyTorch built for that CUDA version",
         )
     return Finding(name, Status.OK, says)
+
+
+def regions(facts: Facts) -> Finding | None:
+    """Whether PyTorch can lead what it allocates on a GPU into a pool."""
+    version = facts.packages.versions.get("torch")
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    if not facts.gpus or numbers is None or facts.packages.torch_cuda is None:
+        return None
+    name = "regions on a GPU"
+    if (int(numbers[1]), int(numbers[2])) >= (2, 8):
+        return Finding(name, Status.OK, "yes")
+    return Finding(
+        name,
+        Status.WARN,
+        f"not with PyTorch {version}: Pool.region() and fp.cuda_graph() raise on a GPU, and the integrations "
+        "rest on them; Pool.empty() and Pool.adopt() work",
+        "install PyTorch 2.8 or newer",
+    )
 
 
 def sglang(facts: Facts) -> Finding:
