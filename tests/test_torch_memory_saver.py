@@ -657,3 +657,20 @@ def test_graphs_that_share_a_memory_pool_are_paused_together(saver, machine, tag
     del graph, result
     graphs.clear()
     results.clear()
+
+
+def test_regions_left_in_another_order_or_by_another_thread_leave_their_own_scope(new_tag):
+    from fencepool.integrations.torch_memory_saver._thread import Scope, entered, innermost
+
+    first, second, third = (Scope(new_tag(), "none") for _ in range(3))
+    blocks = [entered(scope) for scope in (first, second, third)]
+    for block in blocks:
+        block.__enter__()
+    blocks[0].__exit__(None, None, None)
+    assert innermost() is third
+    closing = threading.Thread(target=blocks[2].__exit__, args=(None, None, None))
+    closing.start()
+    closing.join()
+    assert innermost() is second
+    blocks[1].__exit__(None, None, None)
+    assert innermost() is None

@@ -34,12 +34,16 @@ _scopes = _Scopes()
 
 @contextlib.contextmanager
 def entered(scope: Scope) -> Iterator[None]:
-    """Within the block the calling thread is in that scope."""
-    _scopes.entered.append(scope)
+    """Within the block the calling thread is in that scope.
+
+    Blocks need not be left in the order of entering, nor by the thread that entered: generators are not.
+    """
+    mine = _scopes.entered
+    mine.append(scope)
     try:
         yield
     finally:
-        _scopes.entered.pop()
+        del mine[max(at for at, one in enumerate(mine) if one is scope)]
 
 
 def innermost() -> Scope | None:
