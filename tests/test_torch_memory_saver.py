@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fencepool as fp
+from fencepool import transitions
 from fencepool.integrations.torch_memory_saver import TorchMemorySaver, _pools
 from support import children
 from support.contents import assert_same, is_same, pattern
@@ -674,3 +675,19 @@ def test_regions_left_in_another_order_or_by_another_thread_leave_their_own_scop
     assert innermost() is second
     blocks[1].__exit__(None, None, None)
     assert innermost() is None
+
+
+def test_another_directory_for_disks_makes_no_second_pool_of_a_tag_that_is_known(
+    saver, machine, new_tag, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(_pools.pools, "_directory", "")
+    early, late = new_tag(), new_tag()
+    for folder in ("first", "second"):
+        saver.set_disk_backup_dir(str(tmp_path / folder))
+        with saver.region(tag=early, enable_disk_backup=True):
+            pass
+    with saver.region(tag=late, enable_disk_backup=True):
+        pass
+    found = {pool.tag: pool.directory for pool in transitions.select((early, late), None)}
+    assert found == {early: str(tmp_path / "first"), late: str(tmp_path / "second")}
+    assert len(states(early)) == 1

@@ -32,15 +32,18 @@ class Pools:
         self._missed: set[str] = set()
         self._margin = 0
         self._directory = ""
+        self._directories: dict[str, str] = {}  # by tag: another directory would be another pool
         self._devices: set[str] = set()  # of all pools opened
 
     def open(self, tag: str, backup: Backup, device: str | None = None) -> fp.Pool:
         """The pool of a region entered now; by default on the device that is meant now."""
         # One pool whatever retain_cpu_backup says: that is looked at when resuming.
-        directory = self.disk_directory if backup == "disk" else None
+        directory = self._directories.get(tag, self.disk_directory) if backup == "disk" else None
         pool = fp.pool(tag, device or _settings.device(), backup=backup, directory=directory)
         with self._lock:
             self._given.add(tag)
+            if directory is not None:
+                self._directories[tag] = directory
             if pool.device not in self._devices:
                 self._devices.add(pool.device)
                 if self._margin:
