@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 from types import ModuleType
@@ -269,3 +270,25 @@ def test_pytorchs_profiler_shows_transitions_by_name(pools):
     names = [event.name for event in profile.events()]
     assert f"fencepool pause {tag}" in names
     assert f"fencepool resume {tag}" in names
+
+
+def test_the_two_sides_of_a_swap_do_not_overlap_in_one_row_of_a_viewer(pools):
+    kept, dropped = pools
+    fp.pause(dropped.tag)
+    with fp.trace() as trace:
+        fp.swap(pause=kept, resume=dropped)
+        fp.swap(pause=dropped, resume=kept)
+        fp.resume(dropped.tag)
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for event in trace.events():
+        if event.get("cat") == "fencepool":
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(rows) == 2
+    for slices in rows.values():
+        slices.sort()
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(slices))
+    named = [event for event in trace.events() if event["ph"] == "M"]
+    assert [(event["name"], event["tid"]) for event in named] == [("thread_name", max(rows))]
+    found = timeline.parse(trace.events()).transitions
+    assert sorted(one.kind for one in found) == 2 * ["pause"] + 3 * ["resume"]
+    assert all(one.phases for one in found)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 POOLS = "device memory of pools"
 DEVICES = "device memory in use"
+_MOST_THREADS = 1 << 22  # thread ids are below it (Linux, PID_MAX_LIMIT)
 
 
 class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
@@ -25,7 +26,8 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
     ``save`` writes the Trace Event Format, which chrome://tracing and https://ui.perfetto.dev open: one slice
     for each transition with its phases inside, and as counters, in bytes, what each pool holds of its device
     and what all processes hold of it. Phases that overlap, as copying and releasing do, are shown one after
-    the other. ``picture`` draws it, and ``fencepool trace FILE`` shows a saved one.
+    the other. Transitions that run side by side, as the two of a swap do, are in rows of their own.
+    ``picture`` draws it, and ``fencepool trace FILE`` shows a saved one.
 
     Args:
         path: save there at the end of the block, also when it raises.
@@ -38,6 +40,7 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
         self._count = 0
+        self._rows: dict[int, list[float]] = {}  # of each thread: when the last transition in it ended
 
     def __enter__(self) -> trace:
         """Begin to record."""
@@ -98,15 +101,32 @@ class trace:  # noqa: N801 - used as a function: with fp.trace("run.json"): ...
         else:
             outcome["error"] = f"{type(seen.error).__name__}: {seen.error}"
         name = f"{seen.kind} {', '.join(seen.tags)}"
-        made = [_slice(seen, name, "fencepool", seen.began, seen.total, outcome)]
+        phases = [(phase, seconds) for phase, seconds in seen.seconds.items() if phase != "total"]
+        lasting = max(seen.total, sum(seconds for _, seconds in phases))
+        with self._lock:
+            row, made = self._row(seen, seen.began + lasting)
+        made.append(_slice(row, name, "fencepool", seen.began, seen.total, outcome))
         at = seen.began
-        for phase, seconds in seen.seconds.items():
-            if phase != "total":
-                made.append(_slice(seen, phase, "phase", at, seconds, of))
-                at += seconds
+        for phase, seconds in phases:
+            made.append(_slice(row, phase, "phase", at, seconds, of))
+            at += seconds
         made += _memory(seen)
         with self._lock:
             self._events += made
+
+    def _row(self, seen: observing.Transition, end: float) -> tuple[int, list[dict[str, Any]]]:
+        """The row for it, in which slices must not overlap; and what names the row, when it is new.
+
+        A thread's transitions are recorded as they end, so that the last one's end is all there is to know.
+        """
+        rows = self._rows.setdefault(seen.thread, [])
+        number = next((at for at, ended in enumerate(rows) if ended <= seen.began), len(rows))
+        row = seen.thread + number * _MOST_THREADS
+        if number < len(rows):
+            rows[number] = end
+            return row, []
+        rows.append(end)
+        return row, [_name(row, f"thread {seen.thread}, side by side")] if number else []
 
 
 def _memory(seen: observing.Transition) -> list[dict[str, Any]]:
@@ -143,8 +163,12 @@ def _counter(name: str, at: float, thread: int, values: dict[str, int]) -> dict[
     return {"name": name, "ph": "C", "ts": at * 1e6, "pid": os.getpid(), "tid": thread, "args": values}
 
 
+def _name(row: int, name: str) -> dict[str, Any]:
+    return {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": row, "args": {"name": name}}
+
+
 def _slice(
-    seen: observing.Transition, name: str, category: str, began: float, seconds: float, args: dict[str, Any]
+    row: int, name: str, category: str, began: float, seconds: float, args: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -152,7 +176,7 @@ def _slice(
         "ts": began * 1e6,
         "dur": seconds * 1e6,
         "pid": os.getpid(),
-        "tid": seen.thread,
+        "tid": row,
         "cat": category,
         "args": args,
     }
