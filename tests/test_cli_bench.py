@@ -132,3 +132,18 @@ def test_help_says_what_the_exit_status_means(command):
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100", **os.environ})
     assert "Exit status: 0" in " ".join(result.stdout.split())
     assert "--json" in result.stdout
+
+
+def test_too_little_memory_in_the_middle_is_what_is_raised_and_nothing_is_left(monkeypatch):
+    sums = bench._sums
+
+    def fail(way):
+        for tensor in way.tensors:
+            assert tensor.numel()
+            raise fp.OutOfMemoryError("too little") from None
+        return sums(way)
+
+    monkeypatch.setattr(bench, "_sums", fail)
+    with pytest.raises(fp.OutOfMemoryError, match="too little"):
+        bench.run("cpu", 4 * MIB, 0.0, lambda _: None)
+    assert not [pool for pool in fp.status() if pool.tag == bench_ways.TAG]

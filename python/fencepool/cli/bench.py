@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from functools import partial
 import torch
 
 import fencepool as fp
+from fencepool.errors import add_note
 
 from .bench_ways import COUNT, Fencepool, Naive, Pinned, Way, synchronize
 from .text import MIB
@@ -101,8 +103,10 @@ def _measure(
             is_same &= not is_kept or _sums(way) == sums
             is_unmoved &= addresses == [tensor.data_ptr() for tensor in way.tensors]
         later = list(zip(*cycles[1:], strict=True))
-    finally:
-        way.close()
+    except BaseException as error:
+        _close_after(error, way)
+        raise
+    way.close()
     return Measured(
         name=name,
         what=what,
@@ -115,6 +119,18 @@ def _measure(
         is_unmoved=is_unmoved,
         is_same=is_same if is_kept else None,
     )
+
+
+def _close_after(error: BaseException, way: Way) -> None:
+    """Close it whatever has failed; this error is the one to tell of."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)  # they hold tensors, and a pool with tensors stays
+        seen = seen.__context__
+    try:
+        way.close()
+    except Exception as second:
+        add_note(error, f"giving its memory back failed too: {second}")
 
 
 def _fill(way: Way) -> None:
