@@ -286,3 +286,20 @@ def test_a_capture_on_a_stream_of_pytorchs_pool_is_seen(policy, tag):
     torch.cuda.synchronize()
     assert_same(copy, before)
     graph.reset()
+
+
+def test_a_stream_that_says_its_device_is_watched_there_and_on_no_other(monkeypatch):
+    class Stream:
+        cuda_stream, device_index = 0x1234, 1
+
+    seen = []
+    monkeypatch.setattr(_core, "watch_streams", lambda *arguments: seen.append(arguments))
+    fp.watch_stream(Stream())
+    fp.watch_stream(Stream(), "cuda:1")
+    fp.watch_stream(0x1234, "cuda:2")
+    fp.watch_stream(0x1234, "cpu")
+    assert seen == [("cuda", at, [0x1234]) for at in (1, 1, 2)] + [("host", 0, [0x1234])]
+    for wrong in ("cuda:0", "cpu:1"):
+        with pytest.raises(ValueError, match="belongs to cuda:1"):
+            fp.watch_stream(Stream(), wrong)
+    assert len(seen) == 4

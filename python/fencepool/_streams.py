@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fencepool import _core
-from fencepool._devices import parse_device
+from fencepool._devices import DeviceName, parse_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from fencepool._devices import DeviceName
 
 # PyTorch hands its side streams out in turn from a pool of 32 for each device and priority (c10/cuda,
 # CUDAStream.h), and they live as long as the process: drawing until 32 are known names every one.
@@ -79,7 +77,7 @@ def capture_candidates(devices: Iterable[DeviceName]) -> dict[int, list[int]]:
     return current
 
 
-def watch_stream(stream: Any, device: Any = "cuda") -> None:
+def watch_stream(stream: Any, device: Any = None) -> None:
     """Look at this stream too before a pause, a resume or a free touches the whole device.
 
     A pause then raises :class:`CaptureError` while it is captured (cuStreamIsCapturing).
@@ -87,12 +85,23 @@ def watch_stream(stream: Any, device: Any = "cuda") -> None:
     For a stream that was made outside PyTorch and is captured into CUDA graphs. It must live as long as
     the process. PyTorch's own streams are known already. Thread-safe.
 
+    Args:
+        stream: what :meth:`Fence.wait` takes.
+        device: whose it is. None: what the stream says, and the current device for one that does not, as a
+            handle or an object with ``__cuda_stream__``.
+
     Raises:
-        TypeError, ValueError: it is no stream, or no device.
+        TypeError: it is no stream, or no device.
+        ValueError: it is no stream, or no device, or the stream says that it belongs to another.
         DriverUnavailable: the device's driver cannot be used here.
     """
     parsed = parse_stream(stream)
-    where = parse_device(device)
+    if parsed.ordinal < 0:
+        where = parse_device("cuda" if device is None else device)
+    else:
+        where = DeviceName("cuda", parsed.ordinal)
+        if device is not None and parse_device(device) != where:
+            raise ValueError(f"the stream belongs to {where}, and not to {parse_device(device)}")
     _core.watch_streams(where.provider, where.ordinal, [parsed.handle])
 
 
