@@ -112,11 +112,16 @@ def _gpu(gpu: _nvml.GpuMemory, told: list[OtherProcess]) -> Place:
         _holder(*here[pid], count) if pid in here else Holder(pid, _program(pid), count)
         for pid, count in held.items()
     ]
-    holders.sort(key=lambda one: -(division.total(one.lines) if one.bytes is None else one.bytes))
-    known = sum(one.bytes or 0 for one in holders)
+    holders.sort(key=lambda one: -_held(one))
+    known = sum(map(_held, holders))
     return Place(
         f"GPU {gpu.index}, {gpu.name}", gpu.total, gpu.used, tuple(holders), max(0, gpu.used - known)
     )
+
+
+def _held(one: Holder) -> int:
+    """What NVML says, else what the process itself does."""
+    return division.total(one.lines) if one.bytes is None else one.bytes
 
 
 def _embedded(one: OtherProcess, device: OtherDevice) -> Place:
