@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -516,3 +517,12 @@ def test_regions_on_a_gpu_are_said_not_to_work_with_a_pytorch_without_mempools_o
     good = Packages({"torch": "2.10.0"}, torch_cuda="12.6")
     assert finding(facts_with(packages=good), "regions on a GPU").status is Status.OK
     assert "regions on a GPU" not in names(without_gpu(packages=good))
+
+
+def test_a_directory_whose_name_is_not_text_is_a_problem_and_not_the_doctors_end():
+    name = os.fsdecode(b"/tmp/\xff")
+    found = gather.disk(name)
+    assert "UTF-8" in found.problem
+    facts = gather.gather(environ={"FENCEPOOL_DISK_DIRECTORY": name})
+    assert facts.environment == {"FENCEPOOL_DISK_DIRECTORY": "/tmp/\\xff"}
+    json.dumps(doctor.as_json(facts, examine(facts)), ensure_ascii=False).encode()

@@ -53,7 +53,7 @@ def gather(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> F
         memory=memory(root),
         disk=disk(environ.get("FENCEPOOL_DISK_DIRECTORY", "")),
         packages=packages(),
-        environment={name: environ[name] for name in VARIABLES if name in environ},
+        environment={name: _legible(environ[name]) for name in VARIABLES if name in environ},
     )
 
 
@@ -104,10 +104,15 @@ def disk(directory: str) -> Disk | None:
     try:
         fp.pool("fencepool doctor", "cpu", backup="disk", directory=directory).close()
         free = os.statvfs(directory)
-    except (fp.Error, OSError) as error:
+    except (fp.Error, OSError, ValueError) as error:  # ValueError: a name that is not text in UTF-8
         # Of the pool, which was made for this look alone, nobody needs to hear.
-        return Disk(directory, problem=str(error).rpartition(" was not made: ")[2])
+        return Disk(_legible(directory), problem=str(error).rpartition(" was not made: ")[2])
     return Disk(directory, free=free.f_bavail * free.f_frsize, is_direct=_has_direct_io(directory))
+
+
+def _legible(value: str) -> str:
+    """Bytes that are not UTF-8 as escapes: they could not be written out."""
+    return os.fsencode(value).decode(errors="backslashreplace")
 
 
 def _has_direct_io(directory: str) -> bool:
