@@ -171,9 +171,11 @@ def test_a_directory_that_cannot_be_used_is_a_warning_not_an_end(where):
     assert "chmod 700" in done.stderr
 
 
-def test_by_default_nothing_is_written_or_loaded(tmp_path):
-    code = "import sys; sys.exit('fencepool.status_files' in sys.modules)"
-    assert children.run(code, FENCEPOOL_STATUS_DIR="", XDG_RUNTIME_DIR=str(tmp_path)).returncode == 0
+@pytest.mark.parametrize("value", ["", "0"])
+def test_by_default_nothing_is_written_or_loaded(tmp_path, value):
+    code = f"import sys; sys.exit('fencepool.status_files' in sys.modules or os.path.exists({value!r}))"
+    code = f"import os; {code}"
+    assert children.run(code, FENCEPOOL_STATUS_DIR=value, XDG_RUNTIME_DIR=str(tmp_path)).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -285,3 +287,28 @@ def test_the_table_of_a_gpu_fits_80_columns(monkeypatch, where):
 def test_one_process_of_a_gpu(monkeypatch, where):
     (place,) = gpu_report(monkeypatch, where, pid=100).places
     assert [one.pid for one in place.holders] == [100]
+
+
+def test_what_a_process_without_a_figure_of_nvmls_tells_of_itself_is_not_unknown_too(monkeypatch, where):
+    nvml.install(monkeypatch, nvml.gpu(20 * GIB, {100: None}, "00000000:3B:00.0"))
+    pools = (division.PoolBytes("weights", "cuda:0", "active", 14 * GIB, 0),)
+    device = status_files.OtherDevice("cuda:0", "0000:3B:00.0", 140 * GIB, 20 * GIB, pools, None)
+    engine = status_files.OtherProcess(100, "serve.py", 0.0, "", (device,))
+    monkeypatch.setattr(status_files, "read", lambda where: [engine])
+    (place,) = residual.gather(where).places
+    assert place.unknown == 6 * GIB
+
+
+def test_a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path, monkeypatch, host, new_tag
+):
+    monkeypatch.chdir(tmp_path)
+    file = status_files.StatusFile(status_files.directory("status"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    pool = fp.pool(new_tag(), "cpu")
+    fp.pause(pool.tag)
+    (one,) = status_files.read(tmp_path / "status")
+    assert one.last.startswith("pause")
+    file.close()
+    assert list((tmp_path / "status").iterdir()) == []

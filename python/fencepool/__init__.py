@@ -112,7 +112,7 @@ __all__ = [
 ]
 
 debug.from_environment()
-if os.environ.get("FENCEPOOL_STATUS_DIR"):
+if os.environ.get("FENCEPOOL_STATUS_DIR", "0") not in ("", "0"):
     importlib.import_module("fencepool.status_files").from_environment()
 
 # What needs PyTorch, and what few programs need, is imported on first use.

@@ -41,9 +41,12 @@ logger = logging.getLogger(__name__)
 
 
 def directory(value: str) -> Path:
-    """What a value of the variable names: "1" is $XDG_RUNTIME_DIR/fencepool, else /tmp/fencepool-<user>."""
+    """What a value of the variable names: "1" is $XDG_RUNTIME_DIR/fencepool, else /tmp/fencepool-<user>.
+
+    A relative path counts from where the process is now, wherever it goes later.
+    """
     if value != "1":
-        return Path(value)
+        return Path(os.path.abspath(value))
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "fencepool" if runtime else Path(f"/tmp/fencepool-{os.geteuid()}")
 
@@ -107,7 +110,7 @@ class StatusFile:
 def from_environment() -> StatusFile | None:
     """Begin, where the environment asks for it. What stands against it is logged: it is no reason to stop."""
     value = os.environ.get(VARIABLE)
-    if not value:
+    if value in (None, "", "0"):
         return None
     try:
         return StatusFile(directory(value))

@@ -119,7 +119,8 @@ def residual(
     from . import residual_view
     from .residual import NothingToShow, gather
 
-    where = status_dir or directory(os.environ.get(VARIABLE) or "1")
+    value = os.environ.get(VARIABLE, "0")
+    where = status_dir or directory("1" if value in ("", "0") else value)
     try:
         report = gather(where, pid)
     except NothingToShow as error:
