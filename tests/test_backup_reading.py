@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -141,3 +142,25 @@ def test_what_is_written_to_a_view_is_restored_though_the_memory_could_not_be_re
         pool.backup_of(tensor, copy=False).fill_(9)
     fp.resume(tag)
     assert all(bool((tensor == 9).all()) for tensor in tensors)
+
+
+def test_a_copy_of_a_backup_is_of_one_pause_as_nobody_resumes_meanwhile(host, new_tag, monkeypatch):
+    pool = fp.pool(new_tag(), "cpu", backup="host")
+    tensor = pool.empty((1 << 20,), dtype=torch.uint8).fill_(7)
+    fp.pause(pool.tag)
+    could_change = []
+
+    def change():
+        could_change.append(pool._transition.acquire(blocking=False))
+
+    def put_together(pieces, cat=torch.cat):
+        other = threading.Thread(target=change)
+        other.start()
+        other.join()
+        return cat(pieces)
+
+    monkeypatch.setattr(torch, "cat", put_together)
+    assert bool((pool.backup_of(tensor) == 7).all())
+    assert could_change == [False]
+    monkeypatch.undo()
+    fp.resume(pool.tag)

@@ -9,6 +9,7 @@ import torch.utils.dlpack
 
 from fencepool._tensors import span_of, tensor_over
 from fencepool.errors import UnsupportedError
+from fencepool.pools import exclusive
 
 if TYPE_CHECKING:
     from fencepool.pools import Pool
@@ -30,17 +31,25 @@ def backup_of(pool: Pool, tensor: torch.Tensor, *, is_copied: bool) -> torch.Ten
         raise UnsupportedError(
             f"{pool!r} keeps its contents in a file, which has no view; copy=True reads it"
         )
-    parts = [
-        torch.utils.dlpack.from_dlpack(part.to_dlpack())
-        for part in pool._core.backup_of(*span_of(tensor), not is_copied)
-    ]
-    if not is_copied and len(parts) > 1:
-        raise ValueError(
-            f"the backup of this tensor is in {len(parts)} pieces of host memory and has no one view; "
-            "copy=True puts them together"
-        )
-    whole = torch.cat(parts) if is_copied else parts[0]
+    if is_copied:
+        with exclusive(pool):  # a resume and a pause in between would give some pieces of another time
+            whole = torch.cat(_pieces(pool, tensor, is_viewed=False))
+    else:
+        pieces = _pieces(pool, tensor, is_viewed=True)
+        if len(pieces) > 1:
+            raise ValueError(
+                f"the backup of this tensor is in {len(pieces)} pieces of host memory and has no one view; "
+                "copy=True puts them together"
+            )
+        whole = pieces[0]
     view = tensor_over(whole.untyped_storage(), tensor.dtype, tensor.shape, tensor.stride())
     if tensor.is_conj():  # conjugation and negation that PyTorch puts off are part of the view
         view = view.conj()
     return torch._neg_view(view) if tensor.is_neg() else view
+
+
+def _pieces(pool: Pool, tensor: torch.Tensor, *, is_viewed: bool) -> list[torch.Tensor]:
+    return [
+        torch.utils.dlpack.from_dlpack(piece.to_dlpack())
+        for piece in pool._core.backup_of(*span_of(tensor), is_viewed)
+    ]
