@@ -166,3 +166,14 @@ def test_a_tensor_of_the_other_kind_of_device_is_not_contained(tag):
     assert here.contains(tensor)
     assert not there.contains(tensor)
     assert not here.contains(there.empty((10,)))
+
+
+def test_a_pool_that_was_closed_after_it_was_listed_is_not_known_again(host, new_tag):
+    from fencepool.pools import _known, known
+
+    pool = fp.pool(new_tag(), "cpu")
+    core = pool._core  # as a thread has it that lists pools, and comes to its turn after the close
+    assert known(core) is pool
+    pool.close()
+    assert known(core) is not pool
+    assert core.id not in _known

@@ -213,6 +213,7 @@ class Pool:
             ValueError: it does not lie in this pool, has not one dense storage, the pool is active or keeps
                 no backup, or, with ``copy=False``, its backup is in several pieces or shared with equal bytes
                 elsewhere in the pool.
+            PoolBusyError: for a copy, from a callback of another pool while another thread changes this one.
             UnsupportedError: with ``copy=False``, the backup is on a disk.
             DiskError: it cannot be read from there.
         """
@@ -457,9 +458,18 @@ _known_lock = threading.RLock()  # a destructor or a signal handler may come in 
 
 
 def known(core: _core.Pool) -> Pool:
-    """The one Pool object of a pool of the core."""
+    """The one Pool object of a pool of the core.
+
+    For one that another thread has closed since it was listed: an object that nobody keeps.
+    """
     with _known_lock:
-        return _known.setdefault(core.id, Pool(core)) if core.id not in _known else _known[core.id]
+        found = _known.get(core.id)
+        if found is None:
+            found = Pool(core)
+            # Whoever closes it takes it from the core first, and forgets it here after that.
+            if any(one.id == core.id for one in _core.pools()):
+                _known[core.id] = found
+        return found
 
 
 def pool(
