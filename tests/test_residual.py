@@ -258,3 +258,11 @@ def test_the_table_is_legible_in_a_terminal_of_its_own():
         check=True,
     )
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_a_process_of_the_machine_with_this_ones_number_in_its_container_is_not_taken_for_it(monkeypatch):
+    nvml.install(monkeypatch, nvml.gpu(0, {os.getpid(): 2 * GIB}))
+    lines = on_gpu(20 * GIB, [pool_bytes(held=11 * GIB)])
+    assert "context" not in lines
+    assert lines["unknown"].bytes == 9 * GIB
+    assert "NVML does not say" in lines["unknown"].do

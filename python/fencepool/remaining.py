@@ -114,11 +114,14 @@ def _on_gpu(where: DeviceName, used: int, pools: list[PoolBytes], seen: TorchMem
     except _nvml.NvmlUnavailable as error:
         lines = division.of_process(pools, seen, None)
         return [*lines, division.unknown(max(0, used - division.total(lines)), missing, f"{error}.")]
-    own = processes.pop(os.getpid(), None)
+    own = processes.get(os.getpid())
+    if own is not None and own < sum(pool.bytes_mapped for pool in pools):
+        own = None  # of a process outside of this one's container, which has the same number there
     lines = division.of_process(pools, seen, own)
     if own is None:
         why = "NVML does not say what this process holds (a container's or a MIG slice's numbers)."
         return [*lines, division.unknown(max(0, used - division.total(lines)), missing, why)]
+    del processes[os.getpid()]
     lines.append(division.others(processes))
     left = max(0, used - division.total(lines))
     return [*lines, division.unknown(left, "the driver's own, and processes that NVML does not show")]
