@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+import fencepool as fp
 from support import children
 
 PROGRAM = """
@@ -319,3 +322,43 @@ def test_the_other_variables_alone_change_nothing():
         TMS_DISK_BACKUP_CHUNK_MB="8",
         FENCEPOOL_DEVICE="cpu",
     )
+
+
+def test_a_pause_that_empties_pytorchs_cache_and_a_thread_that_enters_the_pool_do_not_wait_for_each_other(
+    host, new_tag, monkeypatch
+):
+    from fencepool.integrations.torch_memory_saver import _ambient
+    from fencepool.pools import exclusive
+    from fencepool.pytorch import regions
+
+    class Route:
+        def begin(self):
+            pass
+
+        end = begin
+
+    pool = fp.pool(new_tag(), "cpu")
+    waits, emptied = threading.Event(), threading.Event()
+
+    def waiting(*pools):
+        waits.set()
+        return exclusive(*pools)
+
+    def empty():
+        with ambient.renewed():
+            emptied.set()
+
+    monkeypatch.setattr(regions, "exclusive", waiting)
+    monkeypatch.setattr(_ambient, "_cuda_route", lambda pool, inside: Route())
+    ambient = _ambient.Ambient(lambda tag, backup, device: pool)
+    ambient._policy, ambient._device = (pool.tag, "none"), "cpu"
+    threads = [threading.Thread(target=ambient.settle), threading.Thread(target=empty)]
+    with exclusive(pool), pool._without_regions("paused"):
+        threads[0].start()
+        assert waits.wait(20)
+        threads[1].start()
+        assert emptied.wait(20)
+    for thread in threads:
+        thread.join()
+    assert ambient._pool is pool
+    ambient._end()

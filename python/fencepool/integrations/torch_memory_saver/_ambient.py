@@ -16,6 +16,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from fencepool.errors import PoolPausedError
 from fencepool.integrations.torch_memory_saver import _settings
 
 if TYPE_CHECKING:
@@ -109,19 +110,36 @@ class Ambient:
                 self._chooser = threading.get_ident()
             if threading.get_ident() == self._chooser:
                 self._device = _settings.device()
-                self.settle()
+        self.settle()
 
     def settle(self) -> None:
         """Enter the pool or leave it, as its state says now."""
+        from fencepool.pytorch import regions
+
+        while (wanted := self._to_enter()) is not None:
+            with contextlib.ExitStack() as inside:
+                # Without the lock: this waits for a thread that changes the pool, and that thread may want
+                # the lock, for PyTorch's cache.
+                try:
+                    inside.enter_context(regions.occupied(wanted))
+                except PoolPausedError:  # since it was looked at
+                    continue
+                with self._lock:
+                    if self._to_enter() is wanted:
+                        self._leave()
+                        self._enter(wanted, inside.pop_all())
+
+    def _to_enter(self) -> fp.Pool | None:
+        """The pool that should be entered and is not; one that is paused is left."""
         with self._lock:
             if self._policy is None or self._device is None or not self.is_of_this_thread():
-                return
+                return None
             pool = self._open_pool(*self._policy, self._device)
-            wanted = None if pool._core.status()["is_paused"] else pool
-            if self._pool is not wanted:
-                self._leave()
-                if wanted is not None:
-                    self._enter(wanted)
+            if pool._core.status()["is_paused"]:
+                if self._pool is not None:
+                    self._leave()
+                return None
+            return None if self._pool is pool else pool
 
     @contextlib.contextmanager
     def left_for(self, tags: list[str]) -> Iterator[None]:
@@ -154,11 +172,9 @@ class Ambient:
         """For the block allocations go where they would without this region."""
         return self._switch.left() if self.is_of_this_thread() else contextlib.nullcontext()
 
-    def _enter(self, pool: fp.Pool) -> None:
-        from fencepool.pytorch import regions
-
-        with contextlib.ExitStack() as inside:
-            inside.enter_context(regions.occupied(pool))
+    def _enter(self, pool: fp.Pool, inside: contextlib.ExitStack) -> None:
+        """It is occupied, until the stack is closed."""
+        with inside:
             route = _host_route(pool) if self._is_of_one_thread else _cuda_route(pool, inside)
             self._switch.lead_to(route)
             inside.callback(self._switch.lead_to, None)
