@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -439,3 +440,16 @@ def test_without_matplotlib_a_benchmark_says_that_there_is_no_picture(
     assert "no picture: matplotlib is not installed" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.png"))
     assert "![" not in path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_what_a_disk_is_measured_with_does_not_compress(benchmark_modules, tmp_path):
+    disk_speed = benchmark_modules("measuring.disk_speed")
+    buffer = disk_speed._filled()
+    assert len(zlib.compress(buffer[:], 1)) > 0.99 * len(buffer)
+    try:
+        found = disk_speed.measure(tmp_path, 1, 2)
+    except disk_speed.NoDirectIo as error:
+        pytest.skip(str(error))
+    assert (len(found["write_seconds"]), len(found["read_seconds"])) == (2, 2)
+    assert min(found["write_seconds"] + found["read_seconds"]) > 0
+    assert list(tmp_path.iterdir()) == []
