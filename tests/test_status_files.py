@@ -106,7 +106,7 @@ def test_what_is_damaged_foreign_or_left_over_is_passed_over(written, where, tmp
     good = json.loads(written.read_text())
     (where / "1.json").write_text("{")
     (where / "2.json").write_text("[]")
-    (where / "3.json").write_text(json.dumps({**good, "pid": 3, "started": 17}))  # its number has another now
+    (where / "3.json").write_text(json.dumps({**good, "pid": 3, "started": -1}))  # its number has another now
     (where / "4.json").write_text(json.dumps(good))  # not its name
     (where / "5.json").write_text(json.dumps({**good, "devices": [{"device": 1}]}))
     (where / "6.json").symlink_to(written)
