@@ -152,6 +152,8 @@ def test_a_copy_of_a_backup_is_of_one_pause_as_nobody_resumes_meanwhile(host, ne
 
     def change():
         could_change.append(pool._transition.acquire(blocking=False))
+        if could_change[-1]:
+            pool._transition.release()
 
     def put_together(pieces, cat=torch.cat):
         other = threading.Thread(target=change)
