@@ -9,7 +9,7 @@ import fencepool as fp
 from fencepool import _core
 from support.contents import assert_same, filled, pattern
 from support.machine import MIB, NON_BLOCKING, Machine, check
-from support.waiting import eventually
+from support.waiting import LIMIT, Job, eventually
 
 SIZE = MIB
 
@@ -158,6 +158,59 @@ def test_a_swap_during_a_capture_raises_and_the_capture_survives(machine, policy
     assert_same(to, before)
     fp.swap(pause=out, resume=into).fence.synchronize(timeout=60)
     policy.assert_after(arriving, arriving_before)
+
+
+def test_a_capture_that_begins_while_a_resume_waits_for_memory_survives(host, tag, watched_stream):
+    capture = HostCapture(host, watched_stream)
+    pool = fp.pool(tag, "cpu", backup="host")
+    tensor, before = filled(pool, SIZE)
+    scratch = fp.pool(f"{tag}-scratch", "cpu")
+    source, source_before = filled(scratch, SIZE, 3)
+    to = scratch.empty((SIZE,), dtype=torch.uint8)
+    fp.pause(tag)
+    free, total = fp.memory_info("cpu")
+    fp.host_driver.configure(memory_limit=total - free)
+    resuming = Job(lambda: fp.resume(tag, wait=LIMIT))
+    eventually(lambda: pool.state == "resuming", "the resume waits")
+    with capture:
+        capture.copy(to, source)
+        fp.host_driver.configure(memory_limit=0)
+        with pytest.raises(fp.CaptureError, match="captured"):
+            resuming.result()
+        assert pool.state == "paused"
+    capture.replay()
+    assert_same(to, source_before)
+    fp.resume(tag)
+    assert_same(tensor, before)
+    capture.close()
+
+
+@pytest.mark.parametrize("is_another_paused", [False, True])
+def test_a_restore_under_way_is_not_ordered_into_a_capture(host, new_tag, watched_stream, is_another_paused):
+    """Resuming what is active already orders the context behind its last restore, which breaks a capture."""
+    capture = HostCapture(host, watched_stream)
+    pool, other = (fp.pool(new_tag(), "cpu", backup="host") for _ in range(2))
+    tensor, before = filled(pool, SIZE)
+    source, source_before = filled(other, SIZE, 3)
+    to = other.empty((SIZE,), dtype=torch.uint8)
+    third = fp.pool(new_tag(), "cpu")
+    if is_another_paused:
+        fp.pause(third.tag)
+    fp.pause(pool.tag)
+    fp.host_driver.configure(bandwidth=4 * MIB, host_waits=False)
+    fence = fp.resume(pool.tag, order="explicit").fence
+    with capture:
+        capture.copy(to, source)
+        assert not fence.done()
+        with pytest.raises(fp.CaptureError, match="captured"):
+            fp.resume(pool.tag, third.tag)
+        assert third.state == ("paused" if is_another_paused else "active")
+    capture.replay()
+    assert_same(to, source_before)
+    fence.synchronize(timeout=LIMIT)
+    assert_same(tensor, before)
+    fp.resume(pool.tag, third.tag)
+    capture.close()
 
 
 def test_what_does_nothing_is_not_refused(machine, policy, new_tag, capture, scratch):

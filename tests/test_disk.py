@@ -898,6 +898,23 @@ def test_prepare_makes_do_with_the_buffers_that_the_budget_allows(host, tag, dir
     assert_same(tensor, expected)
 
 
+def test_prepare_makes_do_with_buffers_that_another_transfer_has(host, new_tag, directory):
+    fp.host_driver.configure("cpu", host_waits=False)
+    first, second = (fp.pool(new_tag(), "cpu", backup="disk", directory=directory) for _ in range(2))
+    (tensor, expected), other = filled(first, 3 * MIB), filled(second, 3 * MIB, 1)
+    fp.pause(first.tag)
+    fp.set_host_budget(0)  # no buffer is made beside the one there is
+    latch = host.hold_context()
+    fence = fp.resume(first.tag, order="explicit").fence
+    assert second.prepare() == 3 * MIB
+    latch.open()
+    fence.synchronize()
+    assert_same(tensor, expected)
+    fp.pause(second.tag)
+    fp.resume(second.tag).fence.synchronize()
+    assert_same(*other)
+
+
 def test_resumes_beside_a_busy_device_pin_no_more_than_the_bound(host, new_tag, directory):
     fp.host_driver.configure("cpu", host_waits=False)
     used = fp.host_memory().used

@@ -16,10 +16,11 @@ import torch
 
 import fencepool as fp
 from fencepool import _core
-from support.contents import is_same, pattern
+from support.contents import filled, is_same, pattern
 from support.faults import (
     OWN,
     SHARED,
+    UNKNOWN,
     Held,
     Scenario,
     World,
@@ -28,6 +29,7 @@ from support.faults import (
     call_points_of,
     calls_of,
     is_of_system,
+    reset_thread,
     sweep,
 )
 from support.machine import Machine
@@ -373,6 +375,72 @@ def test_running_out_of_memory_for_tables_changes_nothing_and_loses_nothing(
     )
     assert not found.wrong, f"{len(found.wrong)} of {found.points} points:\n" + "\n".join(found.wrong[:40])
     assert found.points > 0 or scenario.name in NO_ALLOCATIONS
+
+
+@pytest.mark.leaves
+@pytest.mark.skipif(
+    not _core.HAS_ALLOCATION_FAULTS, reason="a sanitizer's build has the sanitizer's operator new"
+)
+def test_a_pool_that_a_failed_pause_never_touched_keeps_its_contents_without_any_memory(host: Machine):
+    """Undoing needs no tables for a pool whose turn had not come: it lost what it held."""
+    failed = 0
+    for nth in itertools.count(1):
+        number = next(_numbers)
+        kept = fp.pool(f"kept-{number}", "cpu", backup="host")
+        dropped = fp.pool(f"dropped-{number}", "cpu", fill="zero")
+        held = [filled(pool, OWN, seed) for seed, pool in enumerate((kept, dropped))]
+        _core.arm_allocation_fault(nth, True)
+        try:
+            fp.pause(kept.tag, dropped.tag)
+            break
+        except (fp.Error, MemoryError):
+            failed += 1
+        finally:
+            _core.disarm_allocation_fault()
+            reset_thread(host)
+        fp.resume(kept.tag, dropped.tag)
+        for tensor, before in held:
+            assert is_same(tensor, before), f"allocation {nth}"
+    assert failed > 20
+
+
+@pytest.mark.leaves
+def test_the_error_of_a_broken_context_names_the_pool_all_the_same(host: Machine):
+    """Then the driver cannot say either how much memory is free, which was to be in the message."""
+    named = []
+    for nth in range(1, 40):
+        pool = fp.pool(f"broken-{next(_numbers)}", "cpu", backup="host")
+        tensor, _ = filled(pool, OWN)
+        fp.pause(pool.tag)
+        _core.arm_fault("host", "*", nth, True, UNKNOWN)
+        try:
+            fp.resume(pool.tag)
+            break
+        except fp.Error as error:
+            named += [(pool.tag, str(error))] if error.pool else []
+        finally:
+            _core.disarm_fault("host")
+            reset_thread(host)
+        del tensor
+    assert any("cuMemCreate" in message for _, message in named)
+    assert all(f"pool '{tag}'" in message and "resume again" in message for tag, message in named)
+
+
+@pytest.mark.leaves
+def test_host_memory_that_had_to_be_leaked_counts_in_the_budget(host: Machine):
+    used = fp.host_memory().used
+    pool = fp.pool(f"leaked-{next(_numbers)}", "cpu", backup="resident")
+    tensor, before = filled(pool, OWN)
+    pool.prepare()
+    assert fp.host_memory().used > used
+    _core.arm_fault("host", "cuMemRelease", 1, True, UNKNOWN)
+    pool.trim()
+    _core.disarm_fault("host")
+    assert fp.host_memory().used > used
+    assert any("leaked" in problem for problem in _core.problems())
+    fp.pause(pool.tag)
+    fp.resume(pool.tag)
+    assert is_same(tensor, before)
 
 
 def test_the_sweep_covers_every_scenario_and_thousands_of_points():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fencepool as fp
+from support import children
 from support.contents import assert_same, filled
 from support.machine import MIB
 from support.policies import POLICIES
@@ -32,6 +33,32 @@ def test_another_device_is_another_pool(machines, policy, tag):
     tensor, _ = filled(first, MIB)
     assert first.contains(tensor)
     assert not second.contains(tensor)
+
+
+def test_making_the_first_pool_with_digests_does_not_wait_for_what_the_device_does(device):
+    """Its kernel is loaded then, and launched once: not to be waited for while another pool is restored."""
+    if device != "cpu":
+        pytest.skip("the device is held by the embedded driver's latch")
+    children.run_silently(
+        """
+        driver = raw.Driver("host")
+        context = driver.primary_retain(driver.device_get(0)[1])[1]
+        driver.push(context)
+        stream, latch = driver.stream_create(1)[1], raw.Latch()
+        driver.hold(latch, stream)
+        event = driver.event_create()[1]
+        driver.event_record(event, stream)
+        driver.ctx_wait_event(context, event)
+        pool = fp.pool("first", "cpu", backup="host")
+        assert pool.digests
+        assert driver.stream_query(stream) != 0
+        latch.open()
+        block = block_of(pool, 4 << 20, 3)
+        fp.pause("first")
+        fp.resume("first")
+        assert is_filled(block, 4 << 20, 3)
+        """
+    )
 
 
 def test_devices_by_name(new_tag):

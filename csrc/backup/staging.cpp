@@ -145,8 +145,8 @@ void Staging::prepare(std::size_t count) {
   try {
     while (taken.size() < std::min(count, kMost)) take(taken, /*is_awaited=*/false, {});
   } catch (const Error& error) {
-    const bool is_enough = error.kind == Kind::kHostMemory && !taken.empty();  // as for a transition
     give_back(taken);
+    const bool is_enough = error.kind == Kind::kHostMemory && has_any();  // a transition would wait for one
     if (!is_enough) throw;
     return;
   } catch (...) {

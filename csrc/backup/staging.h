@@ -55,7 +55,7 @@ class Staging {
   // The device may do something with them for ever: they are never used again, and count in the budget.
   void leak(StagingBuffers& taken) noexcept EXCLUDES(mutex_);
   // Has so many ready, ahead of a transition, or as many as there is memory for. Needs a Device::Scope.
-  // Throws kHostMemory when there is none for the first.
+  // Throws kHostMemory when there is none at all, others' included.
   void prepare(std::size_t count) EXCLUDES(mutex_);
   // Gives back what nobody uses, but for `left` of them.
   void trim(std::size_t left) noexcept EXCLUDES(mutex_);

@@ -21,7 +21,7 @@ py::bytes bytes_of(const digest::Digest& digest) {
   return {reinterpret_cast<const char*>(&digest), sizeof digest};
 }
 
-// Two doubles: what it came to, and seconds for each of `times` passes, by the host's clock.
+// The digests, and the seconds that each of `times` passes took, by the host's clock.
 std::pair<std::vector<py::bytes>, double> on_device(const std::string& provider, int ordinal,
                                                     CUdeviceptr address, std::size_t size, std::uint32_t head,
                                                     int times) {

@@ -232,7 +232,7 @@ void bind_pools(py::module_& module) {
       .def(
           "wait",
           [](const Fence& fence, std::uintptr_t stream, const std::string& provider, int ordinal) {
-            fence.wait(reinterpret_cast<CUstream>(stream), provider_of(provider), ordinal);
+            fence.wait(reinterpret_cast<CUstream>(stream), provider_of(provider), ordinal, check_signals);
           },
           py::arg("stream"), py::arg("provider"), py::arg("ordinal"), Guard())
       .def_property_readonly("providers",

@@ -46,9 +46,9 @@ std::string Device::load_kernels() {
     Loading module(*this, image);
     const CUfunction kernel = module.function(digest::kKernel);
     // The driver loads a kernel's code when it is first launched: now, rather than in the middle of a pause.
+    // Not waited for: it runs behind whatever the device's context is ordered behind.
     Stream stream(*this);
     launch_digests(*this, kernel, digest::Launch{}, stream);
-    stream.synchronize();
     module.keep();
     digest_kernel_ = kernel;
     return {};

@@ -2,6 +2,8 @@
 // the host's.
 #pragma once
 
+#include <utility>
+
 #include "owners/physical.h"
 #include "owners/range.h"
 
@@ -16,13 +18,15 @@ class Mapping {
     const CUresult status = map(physical, failed);
     if (status != CUDA_SUCCESS) throw range.device().driver().failure(failed, status);
   }
-  ~Mapping() {
-    if (is_mapped_)
-      static_cast<void>(undo<Call::cuMemUnmap>(range_.device(), range_.address(), range_.size()));
-  }
+  ~Mapping() { static_cast<void>(give_back()); }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
+  // As the destructor does. False when it had to be leaked.
+  bool give_back() noexcept {
+    return !std::exchange(is_mapped_, false) ||
+           undo<Call::cuMemUnmap>(range_.device(), range_.address(), range_.size());
+  }
   // The undo call where its failure can be acted on: on failure it is still mapped.
   CUresult unmap() noexcept {
     const CUresult status = range_.device().driver().call<Call::cuMemUnmap>(range_.address(), range_.size());

@@ -1,6 +1,8 @@
 // Physical memory of a device or of its host, not mapped anywhere by itself.
 #pragma once
 
+#include <utility>
+
 #include "owners/device.h"
 #include "owners/undo.h"
 
@@ -21,12 +23,14 @@ class Physical {
     }
     is_held_ = true;
   }
-  ~Physical() {
-    if (is_held_) static_cast<void>(undo<Call::cuMemRelease>(device_, handle_));
-  }
+  ~Physical() { static_cast<void>(give_back()); }
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
 
+  // As the destructor does. False when it had to be leaked.
+  bool give_back() noexcept {
+    return !std::exchange(is_held_, false) || undo<Call::cuMemRelease>(device_, handle_);
+  }
   // The undo call where its failure can be acted on: on failure the memory is still held.
   CUresult release() noexcept {
     const CUresult status = device_.driver().call<Call::cuMemRelease>(handle_);

@@ -70,7 +70,8 @@ Place Pool::take_small(std::size_t size) {
     if (const auto offset = segment->extents.take(size)) return {segment.get(), *offset, size};
   }
   // As large as all before it together, so that many small blocks need few segments.
-  auto segment = make_segment(std::clamp(shared_bytes, device_.granularity(), kLargestShared));
+  auto segment =
+      make_segment(std::max(size, std::clamp(shared_bytes, device_.granularity(), kLargestShared)));
   segment->is_shared = true;
   const std::size_t offset = take_room(*segment, size);
   Segment& inserted = *segments_.emplace(segment->range.address(), std::move(segment)).first->second;
@@ -105,6 +106,16 @@ Places Pool::take_places(const std::vector<std::size_t>& sizes, bool is_batch, c
   return places;
 }
 
+// Whether what was freed has been given back. When the caller waits no longer, memory is as short as it was.
+bool Pool::is_freed_in_time(const Interrupt& interrupt) {
+  try {
+    return wait_for_freed(/*is_claimant=*/false, interrupt);
+  } catch (const Error& error) {
+    if (error.kind != Kind::kBusy) throw;
+    return false;
+  }
+}
+
 std::vector<std::unique_ptr<Block>> Pool::make_blocks(const std::vector<std::size_t>& sizes, bool is_batch,
                                                       const Interrupt& interrupt) {
   process::require_owner();
@@ -124,7 +135,7 @@ std::vector<std::unique_ptr<Block>> Pool::make_blocks(const std::vector<std::siz
     try {
       places = take_places(padded, is_batch, interrupt);
     } catch (const Error& error) {
-      if (error.kind != Kind::kOutOfMemory || !wait_for_freed(/*is_claimant=*/false, interrupt)) throw;
+      if (error.kind != Kind::kOutOfMemory || !is_freed_in_time(interrupt)) throw;
       places = take_places(padded, is_batch, interrupt);
     }
   } catch (Error& error) {

@@ -1,6 +1,7 @@
 #include "pool/claims.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/problems.h"
 
@@ -54,6 +55,17 @@ void Claims::add(const std::shared_ptr<Pool>& pool, State target, const char* do
     report_index_.push_back(report_.pools.size());
   }
   report_.pools.push_back(std::move(transition));
+}
+
+void note(TransitionReport& report, std::initializer_list<std::string_view> parts) noexcept {
+  problems::record(parts);
+  try {
+    std::string text;
+    for (const std::string_view part : parts) text += part;
+    report.notes.push_back(std::move(text));
+  } catch (const std::exception&) {  // recorded above, where there was memory for it
+    return;
+  }
 }
 
 PoolTransition& Claims::report_of(const Pool::Claim& claim) {

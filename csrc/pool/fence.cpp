@@ -67,7 +67,7 @@ Device* Fence::device_of(CUstream stream, Provider provider, int ordinal) const 
   return found == devices_.end() ? nullptr : *found;
 }
 
-void Fence::wait(CUstream stream, Provider provider, int ordinal) const {
+void Fence::wait(CUstream stream, Provider provider, int ordinal, const Interrupt& interrupt) const {
   process::require_owner();
   if (devices_.empty()) return;
   Device* device = device_of(stream, provider, ordinal);
@@ -90,7 +90,7 @@ void Fence::wait(CUstream stream, Provider provider, int ordinal) const {
       driver.check<Call::cuStreamWaitEvent>(stream, event->get(), 0U);
     } else {
       const Device::Scope other(event->device());
-      static_cast<void>(wait_for(*event, -1, {}));
+      static_cast<void>(wait_for(*event, -1, interrupt));
     }
   }
 }
@@ -112,12 +112,22 @@ bool Fence::is_done() const {
   });
 }
 
-bool Fence::order_contexts() const {
+std::vector<Device*> Fence::devices_at_work() const {
+  std::vector<Device*> devices;
+  for (const auto& event : events_) {
+    Device* device = &event->device();
+    if (!device->driver().has<Call::cuCtxWaitEvent>()) continue;
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+  }
+  return devices;
+}
+
+bool Fence::order_contexts(const Interrupt& interrupt) const {
   for (const auto& event : events_) {
     const Device::Scope scope(event->device());
     Driver& driver = event->device().driver();
     if (!driver.has<Call::cuCtxWaitEvent>()) {
-      static_cast<void>(synchronize(-1, {}));
+      static_cast<void>(synchronize(-1, interrupt));
       return true;
     }
     driver.check<Call::cuCtxWaitEvent>(event->device().context(), event->get());

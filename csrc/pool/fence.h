@@ -26,14 +26,16 @@ class Fence {
   // devices of another provider too, the host waits for those, as no stream can.
   // Throws kInvalid for a stream of a device the fence does not concern, kCapture when the stream is
   // being captured (the wait would break it). CUDA Driver API, cuStreamWaitEvent.
-  void wait(CUstream stream, Provider provider, int ordinal) const;
+  void wait(CUstream stream, Provider provider, int ordinal, const Interrupt& interrupt = {}) const;
   // Holds the host until the restore has ended. False when `timeout` seconds (negative: no limit)
   // pass first. Throws what the restore failed with.
   bool synchronize(double timeout, const Interrupt& interrupt) const;
   bool is_done() const;
   // Everything submitted later to the devices' contexts runs after the restore. Where the driver has
   // no cuCtxWaitEvent (before CUDA 12.5) the host waits instead; returns whether it did.
-  bool order_contexts() const;
+  bool order_contexts(const Interrupt& interrupt) const;
+  // Those whose contexts order_contexts() puts behind something.
+  std::vector<Device*> devices_at_work() const;
 
   const std::vector<std::shared_ptr<Event>>& events() const { return events_; }
   bool concerns(Provider provider) const;

@@ -98,8 +98,9 @@ void Pool::reap_as_it_is() noexcept {
   }
 }
 
-// Waits for the last work of what was freed so far, and gives it back. False when there was nothing, or
-// when a capture forbids to find out. Needs a Device::Scope, and no lock while it waits.
+// Waits for the last work of what was freed so far, and gives it back; while a stream captures, what has no
+// event yet stays. False when there was nothing, or when this driver cannot find out during a capture. Needs
+// a Device::Scope, and no lock while it waits.
 bool Pool::wait_for_freed(bool is_claimant, const Interrupt& interrupt) {
   const bool can_record = device_.driver().has<Call::cuCtxRecordEvent>();
   std::vector<std::shared_ptr<Event>> events;

@@ -11,6 +11,10 @@ constexpr const char* kUnchanged = "Nothing was changed; pause again";
 
 }  // namespace
 
+GivingAway::GivingAway(Claims& claims, TransitionReport& report) : claims_(claims), report_(report) {
+  for (const auto& claim : claims) pools_.emplace_back(claim.get(), claim->segments());
+}
+
 void GivingAway::run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt) {
   const Scopes scopes(claims_.devices());  // all of them before anything is unmapped
   try {
@@ -50,12 +54,9 @@ void GivingAway::give_away(const CopyOut& copy, const CopyOut::Batch& batch, con
 // before the first is released, which cannot. A pool that was paused before gives up what it still
 // holds, except contents that are nowhere else.
 void GivingAway::give_away_without_backup() {
-  // Everything that needs memory for our own tables comes before the first release.
-  std::vector<std::pair<const Pool::Claim*, std::vector<Segment*>>> all;
-  for (const auto& claim : claims_) all.emplace_back(claim.get(), claim->segments());
   is_begun_ = true;
   for (const bool is_releasing : {false, true}) {
-    for (const auto& [claim, segments] : all) {
+    for (const auto& [claim, segments] : pools_) {
       if (claim->keeps_contents() && claim->state() == State::kActive) continue;  // given away already
       for (Segment* segment : segments) {
         if (is_only_copy(*claim, *segment)) {
@@ -77,10 +78,10 @@ bool GivingAway::is_only_copy(const Pool::Claim& claim, const Segment& segment) 
 
 std::size_t GivingAway::bytes_without_backup(const Device& device) const {
   std::size_t bytes = 0;
-  for (const auto& claim : claims_) {
+  for (const auto& [claim, segments] : pools_) {
     if (&claim->device() != &device || (claim->keeps_contents() && claim->state() == State::kActive))
       continue;
-    for (const Segment* segment : claim->segments()) {
+    for (const Segment* segment : segments) {
       if (segment->physical != nullptr && !is_only_copy(*claim, *segment)) bytes += segment->range.size();
     }
   }
@@ -135,7 +136,7 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
   // what comes after a resume is said by the fill.
   segment.has_contents_kept = false;
   report_.unreleased_bytes += segment.range.size();
-  problems::record({claim.pool().tag(), ": cuMemRelease was refused twice; the memory stays held for now"});
+  note(report_, {claim.pool().tag(), ": cuMemRelease was refused twice; the memory stays held for now"});
 }
 
 // Makes every pool active again as it was: memory that was kept is mapped, contents and all; what was
@@ -143,19 +144,19 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
 // contents partly in the memory it keeps and partly in the backup: resume() puts them together.
 void GivingAway::take_back(Error* error) noexcept {
   if (!is_begun_) return;
-  for (const auto& claim : claims_) {
+  for (const auto& [claim, segments] : pools_) {
     if (claim->state() == State::kPaused) continue;  // it was paused before
     bool is_lost = false;
     try {
       bool is_whole = true;
-      for (Segment* segment : claim->segments()) {
+      for (Segment* segment : segments) {
         // Where host memory shows, it is what counts: somebody may write to it.
         segment->has_contents_kept = segment->physical != nullptr && segment->shown == nullptr;
         is_whole = is_whole && segment->mapping != nullptr;
         is_lost = is_lost || (segment->physical == nullptr && !claim->keeps_contents());
       }
       if (is_whole) {
-        for (Segment* segment : claim->segments()) segment->has_contents_kept = segment->is_backed_up = false;
+        for (Segment* segment : segments) segment->has_contents_kept = segment->is_backed_up = false;
         continue;
       }
       Restore restore(*claim);

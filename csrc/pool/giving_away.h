@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/interrupt.h"
@@ -19,7 +20,8 @@ namespace fencepool {
 // stays with its segment until the next pause or resume, and is counted in the report.
 class GivingAway {
  public:
-  GivingAway(Claims& claims, TransitionReport& report) : claims_(claims), report_(report) {}
+  // Takes the memory for its tables here: what undoes a step must not need any.
+  GivingAway(Claims& claims, TransitionReport& report);
 
   void run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt);
 
@@ -46,7 +48,8 @@ class GivingAway {
 
   Claims& claims_;
   TransitionReport& report_;
-  bool is_begun_ = false;  // else there is nothing to take back
+  std::vector<std::pair<Pool::Claim*, std::vector<Segment*>>> pools_;  // what each of them has
+  bool is_begun_ = false;                                              // else there is nothing to take back
   bool is_any_released_ = false;
   double waiting_ = 0;
   double unmapping_ = 0;

@@ -6,14 +6,12 @@
 namespace fencepool {
 namespace {
 
-constexpr std::size_t kStep = 512;  // bytes; every position is a multiple
-
 // Which positions of a backup are in use, by where a block begins.
 class Used {
  public:
-  explicit Used(std::size_t end) : bits_(end / kStep + 1) {}
-  void add(std::size_t position) { bits_[position / kStep] = true; }
-  bool has(std::size_t position) const { return bits_[position / kStep]; }
+  explicit Used(std::size_t end) : bits_(end / kPositionStep + 1) {}
+  void add(std::size_t position) { bits_[position / kPositionStep] = true; }
+  bool has(std::size_t position) const { return bits_[position / kPositionStep]; }
 
  private:
   std::vector<bool> bits_;

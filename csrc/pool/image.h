@@ -18,6 +18,7 @@ struct Piece {
   bool is_digested = false;  // `digest` is what the contents have
 };
 
+constexpr std::size_t kPositionStep = 512;       // bytes; every position in a backup is a multiple
 constexpr std::size_t kZeros = ~std::size_t{0};  // stored nowhere: all bytes are zero
 
 // By segment serial; each segment's pieces in order.

@@ -24,7 +24,7 @@ RestoreFences fences_of(const Claims& claims, const Restores& restores,
 void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report);
 
 // Every pool is active; backups that are not retained go back, once their restores have read them.
-void commit(Restores& restores, RestoreFences& fences, bool is_ordered) noexcept;
+void commit(Restores& restores, RestoreFences& fences, bool is_ordered, TransitionReport& report) noexcept;
 // Completes the report and what each pool remembers: `own`, an entry a restore, whose last phase is the
 // total.
 void complete(Claims& claims, Restores& restores, std::vector<Phases>& own, double total,

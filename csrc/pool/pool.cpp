@@ -8,6 +8,8 @@
 
 namespace fencepool {
 
+static_assert(Pool::kAlignment % kPositionStep == 0);  // blocks begin where pieces may
+
 Pool::Pool(std::uint64_t id, std::string tag, Device& device, Policy policy, std::unique_ptr<DiskStore> disk)
     : id_(id),
       tag_(std::move(tag)),
@@ -26,11 +28,10 @@ void Pool::explain(Error& error, std::size_t wanted, const char* advice) const n
     // Of a disk only what it has too little of counts.
     if (error.wanted == 0 && error.kind != Kind::kDisk) error.wanted = wanted;
     std::string text = describe() + ": " + error.message;
-    if (error.kind == Kind::kOutOfMemory || error.kind == Kind::kDriver) {
-      const Device::Scope scope(device_);
-      error.free = device_.memory().free;
-      text += error.wanted == 0 ? "; " : "; " + format_bytes(error.wanted) + " wanted, ";
-      text += format_bytes(error.free) + " free";
+    const bool is_about_memory = error.kind == Kind::kOutOfMemory || error.kind == Kind::kDriver;
+    if (is_about_memory && error.wanted != 0) text += "; " + format_bytes(error.wanted) + " wanted";
+    if (is_about_memory && ask_for_free_memory(error)) {
+      text += (error.wanted == 0 ? "; " : ", ") + format_bytes(error.free) + " free";
       if (error.kind == Kind::kOutOfMemory && error.wanted > error.free) {
         text += ", " + format_bytes(error.wanted - error.free) + " missing";
       }
@@ -38,6 +39,17 @@ void Pool::explain(Error& error, std::size_t wanted, const char* advice) const n
     error.message = text + ". " + advice;
   } catch (const std::exception& second) {
     problems::record({tag_, ": an error could not be explained in full: ", second.what()});
+  }
+}
+
+// A context that an error has broken cannot say.
+bool Pool::ask_for_free_memory(Error& error) const noexcept {
+  try {
+    const Device::Scope scope(device_);
+    error.free = device_.memory().free;
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 

@@ -163,6 +163,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool may_copies_run() REQUIRES(mutex_);
   void reap_as_it_is() noexcept REQUIRES(mutex_);
   bool wait_for_freed(bool is_claimant, const Interrupt& interrupt) EXCLUDES(mutex_);
+  bool is_freed_in_time(const Interrupt& interrupt) EXCLUDES(mutex_);
+  bool ask_for_free_memory(Error& error) const noexcept;
   std::size_t stand_in_bytes() const REQUIRES(mutex_);
   std::size_t freed_bytes() const REQUIRES(mutex_);
   std::size_t freed_count() const REQUIRES(mutex_);

@@ -86,7 +86,7 @@ std::vector<std::shared_ptr<const Marks>> submit(Restores& restores, bool is_fin
 
 // With retain=False the host memory goes back within the call: only after the restore has read it. The
 // resume itself has happened, so a failure here keeps the backup and is noted.
-void give_backups_back(Restores& restores) noexcept {
+void give_backups_back(Restores& restores, TransitionReport& report) noexcept {
   for (const auto& restore : restores) {
     Pool::Claim& claim = restore->claim();
     if (claim.policy().backup == Backup::kNone || claim.policy().is_retained) continue;
@@ -96,7 +96,7 @@ void give_backups_back(Restores& restores) noexcept {
       claim.set_image({});
       claim.clear_backup();
     } catch (const std::exception& error) {
-      problems::record({claim.pool().tag(), ": its backup is kept for now: ", error.what()});
+      note(report, {claim.pool().tag(), ": its backup is kept for now: ", error.what()});
     }
   }
 }
@@ -117,7 +117,11 @@ std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared
 }  // namespace
 
 void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report) {
-  if (options.order == Order::kContext && fence.order_contexts()) report.is_host_held = true;
+  if (options.order == Order::kContext) {
+    // Looked for at the very last: one that has begun meanwhile would be broken by this.
+    require_no_capture(fence.devices_at_work(), options.streams, "resume");
+    if (fence.order_contexts(options.interrupt)) report.is_host_held = true;
+  }
   if (!options.is_host_held) return;
   for (const auto& event : fence.events()) {
     if (!event->device().is_host()) continue;
@@ -142,12 +146,12 @@ RestoreFences fences_of(const Claims& claims, const Restores& restores,
   return fences;
 }
 
-void commit(Restores& restores, RestoreFences& fences, bool is_ordered) noexcept {
+void commit(Restores& restores, RestoreFences& fences, bool is_ordered, TransitionReport& report) noexcept {
   for (std::size_t i = 0; i < restores.size(); ++i) {
     restores[i]->claim().set_restore(std::move(fences.own[i]), is_ordered);
     restores[i]->commit();
   }
-  give_backups_back(restores);
+  give_backups_back(restores, report);
 }
 
 void complete(Claims& claims, Restores& restores, std::vector<Phases>& own, double total,
@@ -181,6 +185,7 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
   for (const auto& claim : claims) restores.push_back(std::make_unique<Restore>(*claim));
   take_all_memory(restores, options.wait, options.interrupt);
   const double created = watch.lap();
+  claims.require_no_capture(options.streams, "resume");  // that may have taken a while
   const bool is_quiesced = quiesce_stand_ins(claims, options.interrupt);
   tripwires::look(claims, report, options.interrupt);
   const double quiesced = watch.lap();
@@ -205,7 +210,7 @@ TransitionReport resume(std::vector<std::shared_ptr<Pool>> pools, const ResumeOp
       {"create", created}, {"map", mapped}, {"copy", submitted}, {"fence", watch.lap()}, {"total", 0}};
   if (is_quiesced) report.seconds.insert(report.seconds.begin() + 1, {"quiesce", quiesced});
   std::vector<Phases> own(restores.size(), report.seconds);
-  commit(restores, fences, is_ordered);
+  commit(restores, fences, is_ordered, report);
   claims.note_memory_after();
   complete(claims, restores, own, watch.total(), report);
   return report;

@@ -15,6 +15,12 @@ struct StandIn {
   // Throws kHostMemory. CUDA Driver API, cuMemCreate with CU_MEM_LOCATION_TYPE_HOST_NUMA.
   StandIn(Device& device, std::size_t size)
       : charge(size), memory(device, size, Where::kHost), window(device, size), mapping(window, memory) {}
+  // What has to be leaked, as by a forked child, counts for ever.
+  ~StandIn() {
+    if (!mapping.give_back() || !memory.give_back()) charge.leak();
+  }
+  StandIn(const StandIn&) = delete;
+  StandIn& operator=(const StandIn&) = delete;
 
   host_budget::Charge charge;
   Physical memory;

@@ -125,7 +125,7 @@ class Arrivals {
     own_.assign(restores_.size(), report.seconds);
   }
 
-  void commit() noexcept { fencepool::commit(restores_, fences_, !is_fine_); }
+  void commit(TransitionReport& report) noexcept { fencepool::commit(restores_, fences_, !is_fine_, report); }
   void complete(double total, TransitionReport& report) noexcept {
     fencepool::complete(claims_, restores_, own_, total, report);
   }
@@ -316,6 +316,7 @@ SwapReport swap(const Pools& out_pools, const Pools& in_pools, const PauseOption
   const bool is_ordered = resume_options.order == Order::kContext;
   Arrivals arrivals(in, !is_ordered);
   await_memory(out, arrivals, resume_options.wait, interrupt);
+  require_no_capture(devices, pause_options.streams, "a swap");  // that may have taken a while
   watch.lap();
   PauseSeconds seconds;
   settle_work(out, pause_options);
@@ -327,7 +328,7 @@ SwapReport swap(const Pools& out_pools, const Pools& in_pools, const PauseOption
   exchange.run(devices, resume_options, interrupt, report.resumed);
   // Nothing can fail from here on.
   for (const auto& claim : out) claim->set_state(State::kPaused);
-  arrivals.commit();
+  arrivals.commit(report.resumed);
   tripwires::lay(out);
   out.note_memory_after();
   in.note_memory_after();

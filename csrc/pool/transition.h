@@ -1,10 +1,12 @@
 // Pausing and resuming sets of pools: all or nothing.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pool/fence.h"
@@ -47,6 +49,9 @@ struct TransitionReport {
   std::vector<StrayWrites> strays;  // a resume only
 };
 
+// Notes what was out of the ordinary, for the caller of a transition that has happened and for status().
+void note(TransitionReport& report, std::initializer_list<std::string_view> parts) noexcept;
+
 // Streams of devices that may be capturing, besides the watched ones.
 using StreamsByDevice = std::map<const Device*, std::vector<CUstream>>;
 
@@ -60,9 +65,10 @@ struct PauseOptions {
 
 // Releases the device memory of all `pools`, contents first where their policy says so.
 //
-// Plan; take backup space; wait for the work in flight; copy; unmap everything; release everything.
-// Up to the first release every step is undone when a later one fails, and the error is thrown with
-// every pool as it was. Handles are kept until everything is unmapped, so undoing an unmap is a map.
+// Waits for the work in flight, takes space for the backups, copies, and unmaps and releases batch by batch
+// as copies end; pools without a backup come last, all of them unmapped before the first is released. When a
+// step fails, every one before it is undone, contents from the backups, and the error is thrown with every
+// pool as it was (giving_away.h).
 // Errors: kCapture, kQuiesceTimeout, kHostMemory, kDriver. Thread-safe; holds no lock meanwhile.
 TransitionReport pause(std::vector<std::shared_ptr<Pool>> pools, const PauseOptions& options);
 

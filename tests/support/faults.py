@@ -291,7 +291,7 @@ def _sweep(make: Callable[[], World], scenario: Scenario, points: list[tuple[str
     return found
 
 
-def _reset_thread(machine: Machine) -> None:
+def reset_thread(machine: Machine) -> None:
     """Faults in the undo of a scope leave this thread's contexts and capture mode changed (and say so)."""
     while machine.driver.current() != (0, 0):
         check(machine.driver.pop())
@@ -329,9 +329,8 @@ def _one(
     finally:
         _core.disarm_allocation_fault()
         seam = SYSTEM if is_of_system(name) else PROVIDER
-        injected = _core.injected_faults(seam)
         _core.disarm_fault(seam)
-        _reset_thread(world.machine)
+        reset_thread(world.machine)
     wrong: list[str] = []
     problems = _core.problems()
     has_leaked = any(word in problem for problem in problems for word in ("leaked", "stays", "giving back"))
@@ -358,7 +357,7 @@ def _one(
                 )
             )
             wrong += _wrong_after_failure(world, scenario, error, before, has_leaked, can_undo)
-    elif injected == 0 or not getattr(world.result, "notes", ()):
+    else:
         wrong += scenario.wrong_after(world)
     if wrong:
         wrong += _abandon(world)
