@@ -193,7 +193,7 @@ def test_a_restore_under_way_is_not_ordered_into_a_capture(host, new_tag, watche
     tensor, before = filled(pool, SIZE)
     source, source_before = filled(other, SIZE, 3)
     to = other.empty((SIZE,), dtype=torch.uint8)
-    third = fp.pool(new_tag(), "cpu")
+    third = fp.pool(new_tag(), "cpu:1" if is_another_paused else "cpu")
     if is_another_paused:
         fp.pause(third.tag)
     fp.pause(pool.tag)
