@@ -12,6 +12,12 @@ DEMO_ARGS ?=
 # The releases of SGLang whose engines are run on the CPU; the older ones are patched, not plugged into.
 SGLANG ?= 0.5.23 0.5.11 0.5.6 0.4.9
 
+# Of `make benchmarks`; BENCHMARKS="layers swap" for some of them.
+DEVICE ?= cuda:0
+DISK ?= .
+RESULTS ?= benchmarks/results
+BENCHMARKS ?=
+
 PY := $(VENV)/bin/python
 FUZZ_SECONDS ?= 10
 FUZZ_TARGETS := fuzz-sizes fuzz-devices fuzz-settings fuzz-status_file fuzz-trace
@@ -26,7 +32,7 @@ FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +75,9 @@ sanitizers: sanitize-address sanitize-thread ## The Python tests under address+u
 
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
 	scripts/check_sanitizer.sh $(PY) $* $(PYTEST_ARGS)
+
+benchmarks: $(VENV)/.test $(VENV)/.built ## The benchmarks behind the published results: DEVICE=cuda:0 DISK=/folder (RESULTS=folder)
+	scripts/benchmarks.sh $(PY) $(DEVICE) $(DISK) $(RESULTS) $(BENCHMARKS)
 
 wheels: $(VENV)/.wheels ## Source distribution and wheels, checked, tagged and used on CPython 3.10 to 3.13
 	$(PY) scripts/check_wheels.py
