@@ -53,8 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    """Every test begins and ends with a collection, which need not look at PyTorch and at the other tests."""
     gc.collect()
-    gc.freeze()  # modules and test items stay: the collections around every test need not look at them
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -266,14 +266,11 @@ def sweep(
     scenario: Scenario,
     points_of: Callable[[Callable[[], World], Scenario], list[tuple[str, int, bool, int]]] | None = None,
 ) -> Sweep:
-    # Every point ends with a collection, which need not look at what other tests and PyTorch have left.
+    # Every point ends with a collection, which need not look at what other tests have left.
     gc.collect()
     gc.freeze()
-    try:
-        points = points_of(make, scenario) if points_of else list(call_points_of(calls_of(make, scenario)))
-        return _sweep(make, scenario, points)
-    finally:
-        gc.unfreeze()
+    points = points_of(make, scenario) if points_of else list(call_points_of(calls_of(make, scenario)))
+    return _sweep(make, scenario, points)
 
 
 def _sweep(make: Callable[[], World], scenario: Scenario, points: list[tuple[str, int, bool, int]]) -> Sweep:
