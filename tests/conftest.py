@@ -52,12 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a PyTorch with CUDA"))
 
 
-def pytest_collection_finish() -> None:
-    """Every test begins and ends with a collection, which need not look at PyTorch and at the other tests."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
@@ -154,6 +148,8 @@ if torch is not None:
     def clean(request: pytest.FixtureRequest) -> Iterator[None]:
         """Undo a test's settings, close its pools, and look for what is still alive."""
         gc.collect()
+        # What is alive now stays: collections from here on need not look at PyTorch and at the other tests.
+        gc.freeze()
         _close_pools()  # of a test that failed, whose traceback may keep some tensors even now
         kept = {core.id for core in _core.pools()}
         _core.clear_problems()

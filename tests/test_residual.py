@@ -181,10 +181,11 @@ def test_without_nvml_the_unknown_line_says_what_to_install(monkeypatch):
     assert "nvidia-ml-py" in on_gpu(GIB)["unknown"].do
 
 
-# On a device.
+# On a device. Sweeps of faults leave memory behind, which is unknown from then on.
 
 
 def test_after_a_pause_the_pools_hold_nothing(host, new_tag):
+    unknown = fp.residual("cpu")["unknown"].bytes
     kept, other = fp.pool(new_tag("weights"), "cpu", backup="host"), fp.pool(new_tag("kv"), "cpu")
     tensors = [filled(kept, 4 * MIB)[0], filled(other, 2 * MIB)[0]]
     fp.pause(kept.tag)
@@ -193,7 +194,7 @@ def test_after_a_pause_the_pools_hold_nothing(host, new_tag):
     assert kept.tag in found["paused_pools"].says
     assert found["active_pools"].bytes == 2 * MIB
     assert other.tag in found["active_pools"].do
-    assert found["unknown"].bytes == 0
+    assert found["unknown"].bytes == unknown
     assert sum(line.bytes for line in found.lines) == found.used
     assert found.host_bytes >= 4 * MIB
     free, total = fp.memory_info("cpu")
@@ -208,10 +209,11 @@ def test_after_a_pause_the_pools_hold_nothing(host, new_tag):
 
 
 def test_memory_that_no_pool_took_is_unknown(host):
+    before = fp.residual("cpu")["unknown"].bytes
     with host.current():
         handle = host.driver.mem_create(0, 2 * MIB)[1]
     try:
-        assert fp.residual("cpu")["unknown"].bytes == 2 * MIB
+        assert fp.residual("cpu")["unknown"].bytes == before + 2 * MIB
     finally:
         host.driver.mem_release(handle)
 
