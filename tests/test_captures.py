@@ -160,7 +160,8 @@ def test_a_swap_during_a_capture_raises_and_the_capture_survives(machine, policy
     policy.assert_after(arriving, arriving_before)
 
 
-def test_a_capture_that_begins_while_a_resume_waits_for_memory_survives(host, tag, watched_stream):
+@pytest.mark.parametrize("order", ["context", "explicit"])
+def test_a_capture_that_begins_while_a_resume_waits_for_memory_survives(host, tag, watched_stream, order):
     capture = HostCapture(host, watched_stream)
     pool = fp.pool(tag, "cpu", backup="host")
     tensor, before = filled(pool, SIZE)
@@ -170,8 +171,11 @@ def test_a_capture_that_begins_while_a_resume_waits_for_memory_survives(host, ta
     fp.pause(tag)
     free, total = fp.memory_info("cpu")
     fp.host_driver.configure(memory_limit=total - free)
-    resuming = Job(lambda: fp.resume(tag, wait=LIMIT))
-    eventually(lambda: pool.state == "resuming", "the resume waits")
+    before_waiting = _core.call_counts("host")["cuMemCreate"]
+    resuming = Job(lambda: fp.resume(tag, wait=LIMIT, order=order))
+    eventually(
+        lambda: _core.call_counts("host")["cuMemCreate"] > before_waiting + 1, "the resume waits for memory"
+    )
     with capture:
         capture.copy(to, source)
         fp.host_driver.configure(memory_limit=0)
@@ -180,7 +184,7 @@ def test_a_capture_that_begins_while_a_resume_waits_for_memory_survives(host, ta
         assert pool.state == "paused"
     capture.replay()
     assert_same(to, source_before)
-    fp.resume(tag)
+    fp.resume(tag).fence.synchronize(timeout=LIMIT)
     assert_same(tensor, before)
     capture.close()
 
@@ -210,6 +214,38 @@ def test_a_restore_under_way_is_not_ordered_into_a_capture(host, new_tag, watche
     fence.synchronize(timeout=LIMIT)
     assert_same(tensor, before)
     fp.resume(pool.tag, third.tag)
+    capture.close()
+
+
+def test_a_capture_that_begins_while_a_swap_waits_costs_no_contents(host, new_tag, watched_stream):
+    """Where there is no room for both sides, contents are dropped before the resume can order the device."""
+    capture = HostCapture(host, watched_stream)
+    into, out = fp.pool(new_tag(), "cpu", backup="host"), fp.pool(new_tag(), "cpu")
+    arriving, arriving_before = filled(into, SIZE, 1)
+    fp.pause(into.tag)
+    leaving, leaving_before = filled(out, SIZE, 2)
+    other = fp.pool(new_tag(), "cpu")
+    source, source_before = filled(other, SIZE, 3)
+    to = other.empty((SIZE,), dtype=torch.uint8)
+    free, total = fp.memory_info("cpu")
+    fp.host_driver.configure(memory_limit=total - free)
+    latch = host.hold(host.stream())
+    before = _core.call_counts("host")["cuEventQuery"]
+    swapping = Job(lambda: fp.swap(pause=out, resume=into))
+    eventually(
+        lambda: _core.call_counts("host")["cuEventQuery"] > before + 2, "it waits for the work in flight"
+    )
+    with capture:
+        capture.copy(to, source)
+        latch.open()
+        with pytest.raises(fp.CaptureError, match=r"a swap on cpu.*Nothing was changed"):
+            swapping.result()
+        assert (out.state, into.state) == ("active", "paused")
+    assert_same(leaving, leaving_before)
+    capture.replay()
+    assert_same(to, source_before)
+    fp.swap(pause=out, resume=into)
+    assert_same(arriving, arriving_before)
     capture.close()
 
 

@@ -21,7 +21,8 @@ RestoreFences fences_of(const Claims& claims, const Restores& restores,
                         const std::vector<std::shared_ptr<const Marks>>& marks);
 
 // Orders what comes later behind the fence, as the options say.
-void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report);
+void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report,
+           const char* doing = "resume");
 
 // Every pool is active; backups that are not retained go back, once their restores have read them.
 void commit(Restores& restores, RestoreFences& fences, bool is_ordered, TransitionReport& report) noexcept;

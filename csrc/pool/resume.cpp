@@ -116,10 +116,10 @@ std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared
 
 }  // namespace
 
-void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report) {
+void order(const Fence& fence, const ResumeOptions& options, TransitionReport& report, const char* doing) {
   if (options.order == Order::kContext) {
     // Looked for at the very last: one that has begun meanwhile would be broken by this.
-    require_no_capture(fence.devices_at_work(), options.streams, "resume");
+    require_no_capture(fence.devices_at_work(), options.streams, doing);
     if (fence.order_contexts(options.interrupt)) report.is_host_held = true;
   }
   if (!options.is_host_held) return;

@@ -106,7 +106,7 @@ class Arrivals {
     Stopwatch watch;
     fences_ = fences_of(claims_, restores_, marks);
     report.fence = fences_.whole;
-    fencepool::order(*report.fence, options, report);
+    fencepool::order(*report.fence, options, report, "a swap");
     fencing_ = watch.lap();
     for (const auto& restore : restores_) {
       if (restore->claim().is_on_disk()) report.is_host_held = true;
@@ -226,7 +226,7 @@ class Exchange {
            const Interrupt& interrupt, TransitionReport& resumed) {
     const Scopes scopes(devices);  // all of them before anything is unmapped
     try {
-      move(resume_options, interrupt, resumed);
+      move(devices, resume_options, interrupt, resumed);
     } catch (Error& error) {
       undo(&error);
       throw;
@@ -247,7 +247,8 @@ class Exchange {
   }
 
  private:
-  void move(const ResumeOptions& options, const Interrupt& interrupt, TransitionReport& resumed) {
+  void move(const std::vector<Device*>& devices, const ResumeOptions& options, const Interrupt& interrupt,
+            TransitionReport& resumed) {
     Stopwatch watch;
     copies_ = start_copies(out_, options_);
     submitting_ = watch.lap();
@@ -269,6 +270,8 @@ class Exchange {
       }
     }
     if (!is_complete) {
+      // What follows cannot be undone: a capture that has begun meanwhile is found before it, not behind it.
+      require_no_capture(devices, options.streams, "a swap");
       arrivals_.require_memory(
           [this](const Device& device) { return giving_away_.bytes_without_backup(device); });
     }
