@@ -76,7 +76,7 @@ sanitizers: sanitize-address sanitize-thread ## The Python tests under address+u
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
 	scripts/check_sanitizer.sh $(PY) $* $(PYTEST_ARGS)
 
-benchmarks: $(VENV)/.test $(VENV)/.built ## The benchmarks behind the published results: DEVICE=cuda:0 DISK=/folder (RESULTS=folder)
+benchmarks: $(VENV)/.test $(VENV)/.built ## The benchmarks, but for sglang_engine.py: DEVICE=cuda:0 DISK=/folder (RESULTS=folder)
 	scripts/benchmarks.sh $(PY) $(DEVICE) $(DISK) $(RESULTS) $(BENCHMARKS)
 
 wheels: $(VENV)/.wheels ## Source distribution and wheels, checked, tagged and used on CPython 3.10 to 3.13

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the benchmarks behind the published results, one after the other: each has to be alone on the machine.
+# Runs the benchmarks, but for sglang_engine.py, one after the other: each has to be alone on the machine.
 #
 # Usage: benchmarks.sh PYTHON DEVICE DISK OUTPUT [NAME...]
 # PYTHON has fencepool and its extra `test` installed, and torch_memory_saver for the peer. DEVICE is cuda:N, or
@@ -25,6 +25,10 @@ runs=(
   "resume_latency --layout ${layouts[0]} --change 0.01 --systems fencepool,torch_memory_saver"
 )
 for layout in "${layouts[@]:1}"; do runs+=("resume_latency --layout $layout"); done
+
+for name in "$@"; do
+  [[ " ${runs[*]%% *} " == *" $name "* ]] || { echo "no benchmark is called $name" >&2; exit 2; }
+done
 
 failed=()
 for run in "${runs[@]}"; do

@@ -8,9 +8,10 @@ import weakref
 import pytest
 
 import fencepool as fp
-from fencepool import _core
-from support.contents import filled
+from fencepool import _core, transitions
+from support.contents import assert_same, filled
 from support.machine import MIB
+from support.waiting import Job
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_after_a_pause_the_pool_is_paused_and_a_note_says_so(machine, pool, poli
     with pytest.raises(KeyboardInterrupt) as caught:
         fp.pause(pool.tag)
     assert pool.state == "paused"
-    assert f"'{pool.tag}' had been paused" in notes_of(caught)
+    assert f"'{pool.tag}' are paused now" in notes_of(caught)
     fp.resume(pool.tag)
     policy.assert_after(tensor, before)
 
@@ -56,7 +57,7 @@ def test_after_a_resume_the_callbacks_run_and_a_note_says_that_the_pool_is_activ
     with pytest.raises(KeyboardInterrupt) as caught:
         fp.resume(pool.tag)
     assert (pool.state, calls) == ("active", ["on_resume"])
-    assert f"'{pool.tag}' had been resumed" in notes_of(caught)
+    assert f"'{pool.tag}' are active now" in notes_of(caught)
     policy.assert_after(tensor, before)
 
 
@@ -99,11 +100,74 @@ def test_a_swap_that_has_happened_is_finished(machine, new_tag, interrupted):
     with pytest.raises(KeyboardInterrupt) as caught:
         fp.swap(pause=out, resume=into)
     assert (out.state, into.state, calls) == ("paused", "active", ["on_resume"])
-    assert "had been paused" in notes_of(caught)
-    assert "had been resumed" in notes_of(caught)
+    assert f"'{out.tag}' are paused now" in notes_of(caught)
+    assert f"'{into.tag}' are active now" in notes_of(caught)
     fp.resume(out.tag)
     assert leaving.equal(leaving_before.to(leaving.device))
     assert arriving.equal(arriving_before.to(arriving.device))
+
+
+def test_a_pool_that_another_thread_paused_meanwhile_is_left_paused(host, new_tag, monkeypatch):
+    mine, theirs = (fp.pool(new_tag(), "cpu") for _ in range(2))
+    exclusive = transitions.exclusive
+
+    def late(*pools):
+        monkeypatch.setattr(transitions, "exclusive", exclusive)
+        Job(lambda: fp.pause(theirs.tag)).result()  # it got the pool first
+        return exclusive(*pools)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    mine.on_pause(fail)
+    monkeypatch.setattr(transitions, "exclusive", late)
+    with pytest.raises(ZeroDivisionError), fp.paused(mine.tag, theirs.tag):
+        raise AssertionError("the block has run")
+    assert (mine.state, theirs.state) == ("active", "paused")
+
+
+def test_callbacks_run_where_the_fence_of_an_interrupted_resume_cannot_be_had_again(
+    host, new_tag, interrupted, monkeypatch
+):
+    pool = fp.pool(new_tag(), "cpu", backup="host")
+    tensor, before = filled(pool, MIB)
+    calls: list[str] = []
+    pool.on_resume(lambda _: calls.append("on_resume"))
+    fp.pause(pool.tag)
+    core = _core.resume
+
+    def first(*arguments):
+        monkeypatch.setattr(_core, "resume", second)
+        core(*arguments)
+        raise KeyboardInterrupt
+
+    def second(*_):
+        monkeypatch.setattr(_core, "resume", core)
+        raise fp.DriverError("it is broken")
+
+    monkeypatch.setattr(_core, "resume", first)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fp.resume(pool.tag)
+    assert (pool.state, calls) == ("active", ["on_resume"])
+    assert "it is broken" in notes_of(caught)
+    assert_same(tensor, before)
+
+
+def test_an_interrupt_between_the_core_and_the_callbacks_does_not_pass_over_them(host, new_tag, monkeypatch):
+    pool = fp.pool(new_tag(), "cpu")
+    calls: list[str] = []
+    pool.on_resume(lambda _: calls.append("on_resume"))
+    fp.pause(pool.tag)
+    set_restoring = transitions._set_restoring
+
+    def interrupted_once(*arguments):
+        monkeypatch.setattr(transitions, "_set_restoring", set_restoring)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transitions, "_set_restoring", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        fp.resume(pool.tag)
+    assert (pool.state, calls) == ("active", ["on_resume"])
 
 
 def test_every_callback_runs_before_one_that_stops_the_process_is_heard(host, new_tag):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from fencepool.errors import CallbackError, add_note
@@ -46,12 +47,14 @@ def after_resume(pools: Iterable[Pool]) -> None:
         BaseException: what stops the process (Ctrl-C, SystemExit) is raised as it is, once all have run.
     """
     failures: list[tuple[Pool, BaseException]] = []
-    for pool in pools:
-        for callback in list(pool._after_resume.values()):
-            try:
+    left = deque((pool, callback) for pool in pools for callback in pool._after_resume.values())
+    while left:
+        try:
+            while left:
+                pool, callback = left.popleft()
                 callback(pool)
-            except BaseException as error:  # the other callbacks have to know of the memory too
-                failures.append((pool, error))
+        except BaseException as error:  # the other callbacks have to know of the memory too
+            failures.append((pool, error))
     if not failures:
         return
     failure = _one_of(failures)

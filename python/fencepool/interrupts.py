@@ -25,9 +25,5 @@ def changed_all_the_same(
     changed = [pool for pool in pools if pool._is_paused == (state == "paused")]
     if changed:
         names = ", ".join(dict.fromkeys(repr(pool.tag) for pool in changed))
-        add_note(
-            error,
-            f"this came when {names} had been {'paused' if state == 'paused' else 'resumed'}: "
-            f"the pools are {state}",
-        )
+        add_note(error, f"the pools of {names} are {state} now")
     return changed

@@ -114,9 +114,11 @@ def _swap(
         is_held = transitions._is_host_held(into, order)
         sides = [pool._core for pool in out], [pool._core for pool in into]
         away = [pool for pool in into if pool._is_paused]
-        with transitions._ready_to_pause(out) as unpaused:
-            dead = transitions._dead_bytes(unpaused)
-            try:
+        unpaused: list[Pool] = []
+        told: list[Pool] = []
+        try:
+            with transitions._ready_to_pause(out) as unpaused:
+                dead = transitions._dead_bytes(unpaused)
                 paused, resumed = transitions._with_torch_cache_emptied(
                     into,
                     wait,
@@ -124,14 +126,15 @@ def _swap(
                         *sides, timeout, discarded, seconds, order, is_held, captures, dead
                     ),
                 )
-                seen_out.fill(paused)
-                seen_in.fill(resumed)
-            except BaseException as error:
-                transitions._finish_interrupted_pause(error, unpaused)
+            seen_out.fill(paused)
+            seen_in.fill(resumed)
+            debug.note_pause(transitions._changed(paused))
+            return Swapped(
+                transitions._pause_report(paused, seen_out),
+                transitions._finish_resume(resumed, into, order, seen_in, told),
+            )
+        except BaseException as error:
+            transitions._finish_interrupted_pause(error, unpaused)
+            if not told:
                 transitions._finish_interrupted_resume(error, away, order)
-                raise
-        debug.note_pause(transitions._changed(paused))
-        return Swapped(
-            transitions._pause_report(paused, seen_out),
-            transitions._finish_resume(resumed, into, order, seen_in),
-        )
+            raise

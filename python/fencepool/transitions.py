@@ -15,7 +15,6 @@ from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
 from fencepool.errors import (
     CallbackError,
-    Error,
     HostMemoryError,
     UnknownTagError,
     UnsupportedError,
@@ -77,7 +76,7 @@ def pause(
     pools = select(tags, device)
     seconds, discarded = parse_seconds("timeout", timeout), _discarded(pools, discard)
     with bars.shown(progress, "pause", pools):
-        report, _ = _pause(pools, seconds, discarded)
+        report = _pause(pools, seconds, discarded)
     _warn_of_unreleased(report, stacklevel=3)
     return report
 
@@ -166,16 +165,9 @@ def paused(
     seconds = parse_seconds("wait", wait)
     pools = select(tags, device)
     limit = parse_seconds("timeout", timeout)
-    active = [pool for pool in pools if not pool._is_paused]
+    mine: list[Pool] = []
     try:
-        report, changed = _pause(pools, limit)
-    except BaseException as error:
-        mine = [pool for pool in active if pool._is_paused]
-        if mine and not isinstance(error, (Error, MemoryError)):  # an interrupt, when they had been paused
-            _resume_after(error, mine, seconds)
-        raise
-    mine = [pool for pool in pools if pool._core.id in changed]
-    try:
+        report = _pause(pools, limit, changed=mine)
         _warn_of_unreleased(report, stacklevel=4)
         yield report
     except BaseException as error:
@@ -185,6 +177,8 @@ def paused(
 
 
 def _resume_after(error: BaseException, pools: list[Pool], seconds: float) -> None:
+    if not pools:
+        return
     try:
         _resume(pools, seconds, "context")
     except Exception as second:  # the first exception is what matters
@@ -234,21 +228,27 @@ def _discarded(pools: list[Pool], tags: Collection[str]) -> set[int]:
 
 
 def _pause(
-    pools: list[Pool], seconds: float, discarded: Set[int] = frozenset()
-) -> tuple[PauseReport, set[int]]:
-    """The report, and the ids of the pools that were active before."""
+    pools: list[Pool],
+    seconds: float,
+    discarded: Set[int] = frozenset(),
+    changed: list[Pool] | None = None,
+) -> PauseReport:
+    """What pause() does. Whether it returns or raises, `changed` gets the pools that it has paused."""
     with observing.transition("pause", pools) as seen, exclusive(*pools):
-        with _ready_to_pause(pools) as unpaused:
-            cores = [pool._core for pool in pools]
-            try:
+        unpaused: list[Pool] = []
+        try:
+            with _ready_to_pause(pools) as unpaused:
+                cores = [pool._core for pool in pools]
                 report = _core.pause(cores, seconds, _captures(pools), discarded, _dead_bytes(unpaused))
-                seen.fill(report)
-            except BaseException as error:
-                _finish_interrupted_pause(error, unpaused)
-                raise
-        changed = _changed(report)
-        debug.note_pause(changed)
-        return _pause_report(report, seen), changed & {pool._core.id for pool in unpaused}
+            seen.fill(report)
+            debug.note_pause(_changed(report))
+            return _pause_report(report, seen)
+        except BaseException as error:
+            _finish_interrupted_pause(error, unpaused)
+            raise
+        finally:
+            if changed is not None:
+                changed[:] = [pool for pool in unpaused if pool._is_paused]
 
 
 def _dead_bytes(pools: list[Pool]) -> dict[int, int]:
@@ -304,16 +304,29 @@ def _warn_of_unreleased(report: PauseReport, stacklevel: int) -> None:
         )
 
 
-def _resume(pools: list[Pool], seconds: float, order: Order, *, verify: bool = False) -> Resumed:
+def _resume(
+    pools: list[Pool],
+    seconds: float,
+    order: Order,
+    *,
+    verify: bool = False,
+    changed: list[Pool] | None = None,
+) -> Resumed:
+    """What resume() does. Whether it returns or raises, `changed` gets the pools that it has resumed."""
     with observing.transition("resume", pools) as seen, exclusive(*pools):
         away = [pool for pool in pools if pool._is_paused]
+        told: list[Pool] = []
         try:
             report = _resume_core(pools, seconds, order, verify)
             seen.fill(report)
+            return _finish_resume(report, pools, order, seen, told)
         except BaseException as error:
-            _finish_interrupted_resume(error, away, order)
+            if not told:
+                _finish_interrupted_resume(error, away, order)
             raise
-        return _finish_resume(report, pools, order, seen)
+        finally:
+            if changed is not None:
+                changed[:] = [pool for pool in away if not pool._is_paused]
 
 
 def _finish_interrupted_pause(error: BaseException, pools: list[Pool]) -> None:
@@ -326,10 +339,13 @@ def _finish_interrupted_resume(error: BaseException, pools: list[Pool], order: O
     active = interrupts.changed_all_the_same(error, pools, "active")
     if not active:
         return
-    # Again, for the fence of the restore that runs now: the report with it is lost.
-    report = _resume_core(active, 0.0, order, verify=False)
-    _set_restoring(active, Fence(report["fence"]), order)
-    debug.note_resume(active, report)
+    try:
+        # For the fence of the restore that runs now: the report with it is lost. The device is ordered.
+        report = _resume_core(active, 0.0, "explicit", verify=False)
+        _set_restoring(active, Fence(report["fence"]), order)
+        debug.note_resume(active, report)
+    except Exception as second:
+        add_note(error, f"what has to wait for the restore is not known: {second}")
     try:
         callbacks.after_resume(active)
     except CallbackError as second:
@@ -337,14 +353,15 @@ def _finish_interrupted_resume(error: BaseException, pools: list[Pool], order: O
 
 
 def _finish_resume(
-    report: dict[str, Any], pools: list[Pool], order: Order, seen: observing.Transition
+    report: dict[str, Any], pools: list[Pool], order: Order, seen: observing.Transition, told: list[Pool]
 ) -> Resumed:
-    """What comes after the core's part of a resume, callbacks included."""
+    """What comes after the core's part of a resume. `told` gets the pools whose callbacks have their turn."""
     fence = Fence(report["fence"])
     changed = _changed(report)
     resumed = [pool for pool in pools if pool._core.id in changed]
     _set_restoring(resumed, fence, order)
     strays = debug.note_resume(pools, report)
+    told.extend(resumed)
     callbacks.after_resume(resumed)
     debug.warn(strays, stacklevel=4)
     return Resumed(

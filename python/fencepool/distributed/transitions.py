@@ -50,7 +50,7 @@ def pause(
     """
     seconds, patience = _limited("timeout", timeout), _limited("patience", patience)
     agreement = agreement_of(group)
-    active: list[Pool] = []
+    mine: list[Pool] = []
     prepared = _Step(agreement, "preparing to pause", seconds + patience)
     with prepared:
         _prepare([pool for pool in local.select(tags, device) if not pool._is_paused], seconds)
@@ -58,14 +58,10 @@ def pause(
     try:
         with paused:
             prepared.raise_interruption()  # the others are in this step by now, and hear of it here
-            pools = local.select(tags, device)  # more, where some are new
-            active = [pool for pool in pools if not pool._is_paused]
-            report, changed = local._pause(pools, seconds)
-            active = [pool for pool in pools if pool._core.id in changed]
+            report = local._pause(local.select(tags, device), seconds, changed=mine)
             local._warn_of_unreleased(report, stacklevel=3)
     except BaseException as error:
-        # Their state says what has happened: an interrupt may have come after it, and taken the report.
-        _resume_again([pool for pool in active if pool._is_paused], patience, error)
+        _resume_again(mine, patience, error)
         raise
     paused.raise_interruption("all ranks have paused, and this one too")
     return report
@@ -97,16 +93,14 @@ def resume(
     """
     seconds, patience = _limited("wait", wait), _limited("patience", patience)
     agreement = agreement_of(group)
-    away: list[Pool] = []
+    mine: list[Pool] = []
     step = _Step(agreement, "resuming", seconds + patience)
     try:
         with step:
-            away = [pool for pool in local.select(tags, device) if pool._is_paused]
-            resumed = local.resume(*tags, device=device, wait=wait)
+            resumed = local._resume(local.select(tags, device), seconds, "context", changed=mine)
             resumed.fence.synchronize(timeout=patience)
     except BaseException as error:
-        # By their state: a callback that fails, and an interrupt, may leave them active without a report.
-        _pause_again([pool for pool in away if not pool._is_paused], patience, error)
+        _pause_again(mine, patience, error)  # after a callback's failure or an interrupt, too
         raise
     step.raise_interruption("all ranks have resumed, and this one too")
     return resumed

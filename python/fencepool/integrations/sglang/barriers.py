@@ -35,7 +35,9 @@ def run(group: Any, attempt: Callable[[], str]) -> tuple[list[str], bool]:
         attempt: runs SGLang's code; returns why it failed, or an empty text.
 
     Returns:
-        how each rank fared, the same on all of them, and whether this one ran to its end.
+        how each rank fared, the same on all of them, and whether SGLang's code can be taken back on this
+        one: where it came to its end, or to a barrier at which another rank was missing. By then a release
+        has done all but give memory away.
     """
     stopped: list[str] = []
 
@@ -48,7 +50,7 @@ def run(group: Any, attempt: Callable[[], str]) -> tuple[list[str], bool]:
     with _replaced(group, meet):
         outcome = attempt()
     if stopped:
-        return stopped, False
+        return stopped, True
     return agreement.gather(group, outcome), not outcome
 
 

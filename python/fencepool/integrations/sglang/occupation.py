@@ -50,11 +50,11 @@ def release(original: Callable[..., Any], owner: Any, request: Any) -> Any:
         )
     if fresh:
         # SGLang's own refusal, of weights that another process shares for one, may be one rank's alone.
-        outcomes, is_done = barriers.run(
+        outcomes, can_undo = barriers.run(
             group, lambda: _attempt(lambda: _inside(original, owner, request, fresh))
         )
         if any(outcomes):
-            undone = agreement.gather(group, _attempt(lambda: _undo(owner, request, fresh, is_done)))
+            undone = agreement.gather(group, _attempt(lambda: _undo(owner, request, fresh, can_undo)))
             message = f"{_names(fresh)} not released: {agreement.failures(outcomes)}"
             if any(undone):
                 message += f"; and not undone: {agreement.failures(undone)}"
@@ -101,7 +101,7 @@ def resume(original: Callable[..., Any], owner: Any, request: Any) -> Any:
         if any(undone):
             message += f"; and not paused again: {agreement.failures(undone)}"
         else:
-            message += "; all of it is paused again"  # a callback's failure says that its pools are active
+            message += "; all of it is paused"  # a callback's failure says that its pools are active
         return _refuse(answer, f"{message}. Its contents are kept; resume again once memory is free")
     _inside(original, owner, request, wanted)
     _occupation.mark_resumed(wanted)
@@ -183,14 +183,15 @@ def _inside(call: Callable[..., Any], owner: Any, request: Any, tags: list[str])
         call(owner, _with_tags(request, tags))
 
 
-def _undo(owner: Any, request: Any, tags: list[str], is_done: bool) -> None:
+def _undo(owner: Any, request: Any, tags: list[str], can_undo: bool) -> None:
     """Take SGLang's release back where a rank failed in it, on every rank. No memory has gone anywhere.
 
-    Only ranks that came to its end can be resumed, and those must not wait for the others. The rest have
-    changed no more than the books. One rank may have flushed its cache and another not, and ranks
-    with unlike caches run unlike batches: all flush it.
+    The rank that failed cannot be resumed by SGLang's code, which wants what the release leaves at its end:
+    its books are put right, and what else it had done stays, as queues of a disaggregated engine. The others
+    must not wait for it. One rank may have flushed its cache and another not, and ranks with unlike caches
+    run unlike batches: all flush it.
     """
-    if is_done:
+    if can_undo:
         with barriers.without(getattr(owner, "tp_cpu_group", None)):
             _inside(_inner(owner, "resume_memory_occupation"), owner, request, tags)
     else:

@@ -186,7 +186,7 @@ class CuMemAllocator:
         gc.collect()  # what is garbage need not be copied
         _warn_of_conflicts(pools, kept)
         dropped = {own._core.id for own in pools if _tag_of(own) not in kept}
-        report, _ = _pause(pools, _PAUSE_TIMEOUT, dropped)
+        report = _pause(pools, _PAUSE_TIMEOUT, dropped)
         _warn_of_unreleased(report, stacklevel=4)
         _empty_torch_cache(pools)
         _settings.logger.info(
