@@ -122,7 +122,7 @@ KILLED = """
 dist.all_reduce(numbers.fill_(rank + 1))
 fpd.pause()
 if rank == 1:
-    die_before(fpd.transitions.local, "resume")
+    die_before(fpd.transitions.local, "_resume")
 say(**attempt(fpd.resume, patience=5), **states())
 fp.resume()
 say(kept=is_everywhere(3))

@@ -117,7 +117,7 @@ DEATHS = {
     "before a pause": ("pause", "die_before(fpd.transitions, '_prepare')"),
     "between preparing and pausing": ("pause", "die_before(fpd.transitions.local, '_pause')"),
     "after pausing": ("pause", "die_before(fpd.agreement.Agreement, 'decide', 2)"),
-    "before a resume": ("resume", "die_before(fpd.transitions.local, 'resume')"),
+    "before a resume": ("resume", "die_before(fpd.transitions.local, '_resume')"),
     "after resuming": ("resume", "die_before(fpd.agreement.Agreement, 'decide')"),
 }
 
