@@ -121,9 +121,8 @@ std::size_t available() {
 Promise::Promise(std::size_t bytes) : left_(bytes) {
   const char* setting = std::getenv("FENCEPOOL_HOST_MEMORY_CHECK");  // NOLINT(concurrency-mt-unsafe)
   const bool is_checked = setting == nullptr || std::string_view(setting) != "0";
-  const std::size_t left = is_checked ? available() : 0;  // may throw: before anything is promised
+  const std::size_t left = is_checked ? available() : kUnknown;  // may throw: before anything is promised
   const std::size_t before = promised.fetch_add(bytes);
-  if (!is_checked) return;
   if (before <= left && bytes <= left - before) return;
   promised -= bytes;
   Error error(Kind::kHostMemory, "a backup needs " + format_bytes(bytes) + " of host memory and " +

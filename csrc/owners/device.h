@@ -1,6 +1,7 @@
 // A device in use: its primary context (the one PyTorch uses too), and what is known of it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -122,5 +123,10 @@ class Scopes {
 
   std::vector<std::unique_ptr<Device::Scope>> scopes_;
 };
+
+// Unless it is there already.
+inline void add_once(std::vector<Device*>& devices, Device& device) {
+  if (std::find(devices.begin(), devices.end(), &device) == devices.end()) devices.push_back(&device);
+}
 
 }  // namespace fencepool

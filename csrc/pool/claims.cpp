@@ -48,9 +48,7 @@ void Claims::add(const std::shared_ptr<Pool>& pool, State target, const char* do
     if (target == State::kActive && is_restoring(*claim)) restores_.push_back(claim->restore());
   } else {
     transition.is_changed = true;
-    if (std::find(devices_.begin(), devices_.end(), &pool->device()) == devices_.end()) {
-      devices_.push_back(&pool->device());
-    }
+    add_once(devices_, pool->device());
     claims_.push_back(std::move(claim));
     report_index_.push_back(report_.pools.size());
   }

@@ -14,6 +14,16 @@ namespace fencepool {
 void require_no_capture(const std::vector<Device*>& devices, const StreamsByDevice& streams,
                         const char* doing);
 
+// Bytes of the device memory behind those of the segments for which that holds.
+template <class Holds>
+std::size_t memory_behind(const std::vector<Segment*>& segments, Holds holds) {
+  std::size_t bytes = 0;
+  for (const Segment* segment : segments) {
+    if (segment->physical != nullptr && holds(*segment)) bytes += segment->range.size();
+  }
+  return bytes;
+}
+
 class Claims {
  public:
   // Claims every pool in the order of ids. Closed ones are left out; those already in `target` are

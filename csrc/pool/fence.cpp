@@ -115,9 +115,7 @@ bool Fence::is_done() const {
 std::vector<Device*> Fence::devices_at_work() const {
   std::vector<Device*> devices;
   for (const auto& event : events_) {
-    Device* device = &event->device();
-    if (!device->driver().has<Call::cuCtxWaitEvent>()) continue;
-    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+    if (event->device().driver().has<Call::cuCtxWaitEvent>()) add_once(devices, event->device());
   }
   return devices;
 }

@@ -78,12 +78,11 @@ bool GivingAway::is_only_copy(const Pool::Claim& claim, const Segment& segment) 
 
 std::size_t GivingAway::bytes_without_backup(const Device& device) const {
   std::size_t bytes = 0;
-  for (const auto& [claim, segments] : pools_) {
-    if (&claim->device() != &device || (claim->keeps_contents() && claim->state() == State::kActive))
-      continue;
-    for (const Segment* segment : segments) {
-      if (segment->physical != nullptr && !is_only_copy(*claim, *segment)) bytes += segment->range.size();
-    }
+  for (const auto& entry : pools_) {
+    const Pool::Claim& claim = *entry.first;
+    if (&claim.device() != &device || (claim.keeps_contents() && claim.state() == State::kActive)) continue;
+    bytes += memory_behind(entry.second,
+                           [&claim](const Segment& segment) { return !is_only_copy(claim, segment); });
   }
   return bytes;
 }

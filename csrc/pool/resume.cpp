@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "base/clock.h"
 #include "base/naps.h"
 #include "base/problems.h"
@@ -107,8 +105,7 @@ std::shared_ptr<Fence> whole_fence(const Claims& claims, std::vector<std::shared
   for (const auto& fence : claims.restores()) {
     for (const auto& one : fence->marks()) {
       marks.push_back(one);
-      Device* device = &one->last()->device();
-      if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+      add_once(devices, one->last()->device());
     }
   }
   return std::make_shared<Fence>(std::move(devices), std::move(marks));

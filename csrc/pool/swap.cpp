@@ -1,5 +1,4 @@
 // Two sets of pools changing places: one is paused while the other one is resumed.
-#include <algorithm>
 
 #include "base/clock.h"
 #include "base/naps.h"
@@ -41,9 +40,7 @@ void claim(Claims& out, Claims& in, const Pools& out_pools, const Pools& in_pool
 
 std::vector<Device*> devices_of(const Claims& out, const Claims& in) {
   std::vector<Device*> devices = out.devices();
-  for (Device* device : in.devices()) {
-    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
-  }
+  for (Device* device : in.devices()) add_once(devices, *device);
   return devices;
 }
 
@@ -158,10 +155,9 @@ std::size_t bytes_held_on(Claims& claims, const Device& device) {
   std::size_t bytes = 0;
   for (const auto& claim : claims) {
     if (&claim->device() != &device) continue;
-    for (const Segment* segment : claim->segments()) {
-      const bool stays = claim->state() == State::kPaused && GivingAway::is_only_copy(*claim, *segment);
-      if (segment->physical != nullptr && !stays) bytes += segment->range.size();
-    }
+    bytes += memory_behind(claim->segments(), [&claim](const Segment& segment) {
+      return claim->state() != State::kPaused || !GivingAway::is_only_copy(*claim, segment);
+    });
   }
   return bytes;
 }
@@ -170,12 +166,9 @@ std::size_t bytes_held_on(Claims& claims, const Device& device) {
 void say_what_stays(Claims& out, Error& error) {
   for (const auto& claim : out) {
     if (claim->state() != State::kPaused) continue;
-    std::size_t bytes = 0;
-    for (const Segment* segment : claim->segments()) {
-      if (segment->physical != nullptr && GivingAway::is_only_copy(*claim, *segment)) {
-        bytes += segment->range.size();
-      }
-    }
+    const std::size_t bytes = memory_behind(claim->segments(), [&claim](const Segment& segment) {
+      return GivingAway::is_only_copy(*claim, segment);
+    });
     if (bytes == 0) continue;
     error.add_note(claim->pool().describe() + " is paused and holds " + format_bytes(bytes) +
                    " with contents that are nowhere else; resume it, then swap again");
