@@ -51,6 +51,12 @@ def directory(value: str) -> Path:
     return Path(runtime) / "fencepool" if runtime else Path(f"/tmp/fencepool-{os.geteuid()}")
 
 
+def chosen_directory() -> Path | None:
+    """The directory that the environment names; None where it asks for no status file."""
+    value = os.environ.get(VARIABLE)
+    return None if value in (None, "", "0") else directory(value)
+
+
 class StatusFile:
     """Writes this process's file from now on. Thread-safe; a forked child writes nothing."""
 
@@ -109,13 +115,13 @@ class StatusFile:
 
 def from_environment() -> StatusFile | None:
     """Begin, where the environment asks for it. What stands against it is logged: it is no reason to stop."""
-    value = os.environ.get(VARIABLE)
-    if value in (None, "", "0"):
+    where = chosen_directory()
+    if where is None:
         return None
     try:
-        return StatusFile(directory(value))
+        return StatusFile(where)
     except OSError as error:
-        logger.warning("no status file is written (%s=%s): %s", VARIABLE, value, error)
+        logger.warning("no status file is written (%s=%s): %s", VARIABLE, os.environ[VARIABLE], error)
         return None
 
 

@@ -13,13 +13,7 @@ from fencepool import _core, callbacks, debug, host_driver, interrupts, observin
 from fencepool import progress as bars
 from fencepool._devices import DeviceName, parse_device
 from fencepool._streams import capture_candidates
-from fencepool.errors import (
-    CallbackError,
-    HostMemoryError,
-    UnknownTagError,
-    UnsupportedError,
-    add_note,
-)
+from fencepool.errors import CallbackError, HostMemoryError, UnknownTagError, UnsupportedError, add_note
 from fencepool.fences import Fence, parse_seconds
 from fencepool.pools import empty_torch_cache, exclusive, known
 from fencepool.reports import PauseReport, PoolStatus, Resumed

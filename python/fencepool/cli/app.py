@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -114,13 +113,12 @@ def residual(
 
     Exit status: 0 it is shown, 2 nobody tells anything, or nothing of that process.
     """
-    from fencepool.status_files import VARIABLE, directory
+    from fencepool.status_files import chosen_directory, directory
 
     from . import residual_view
     from .residual import NothingToShow, gather
 
-    value = os.environ.get(VARIABLE, "0")
-    where = status_dir or directory("1" if value in ("", "0") else value)
+    where = status_dir or chosen_directory() or directory("1")
     try:
         report = gather(where, pid)
     except NothingToShow as error:

@@ -159,7 +159,7 @@ def occupied(pool: Pool) -> Iterator[None]:
             pool._entered.pop(token, None)
             with exclusive(pool):  # a pause that is under way ends first
                 pool._entered[token] = threading.get_ident()
-        if pool._core.status()["is_paused"]:
+        if pool._is_paused:
             raise PoolPausedError(
                 f"{pool!r} is paused and takes no new memory; resume({pool.tag!r}) before a region of it "
                 "is entered"

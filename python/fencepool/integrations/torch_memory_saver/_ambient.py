@@ -135,7 +135,7 @@ class Ambient:
             if self._policy is None or self._device is None or not self.is_of_this_thread():
                 return None
             pool = self._open_pool(*self._policy, self._device)
-            if pool._core.status()["is_paused"]:
+            if pool._is_paused:
                 if self._pool is not None:
                     self._leave()
                 return None

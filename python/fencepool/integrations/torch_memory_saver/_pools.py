@@ -125,7 +125,7 @@ def backup_of(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor | None:
             break
     else:
         return None
-    if not pool._core.status()["is_paused"]:
+    if not pool._is_paused:
         return None
     if pool.backup == "none":
         raise fp.Error(
