@@ -18,17 +18,24 @@ from support.waiting import Job
 def interrupted(monkeypatch):
     """Have a call of the core end as if a signal had come just before its caller got the result."""
 
-    def arm(name: str) -> None:
+    def arm(name: str, then=None) -> None:
         core = getattr(_core, name)
 
         def call(*arguments, **options):
-            monkeypatch.setattr(_core, name, core)  # once
+            monkeypatch.setattr(_core, name, then or core)  # once
             core(*arguments, **options)
             raise KeyboardInterrupt
 
         monkeypatch.setattr(_core, name, call)
 
     return arm
+
+
+def recorded(pool: fp.Pool) -> list[str]:
+    """Its on_resume callbacks from now on, as they are called."""
+    calls: list[str] = []
+    pool.on_resume(lambda _: calls.append("on_resume"))
+    return calls
 
 
 def notes_of(caught) -> str:
@@ -50,8 +57,7 @@ def test_after_a_resume_the_callbacks_run_and_a_note_says_that_the_pool_is_activ
     machine, pool, policy, interrupted
 ):
     tensor, before = filled(pool, 2 * MIB)
-    calls: list[str] = []
-    pool.on_resume(lambda _: calls.append("on_resume"))
+    calls = recorded(pool)
     fp.pause(pool.tag)
     interrupted("resume")
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -93,8 +99,7 @@ def test_a_swap_that_has_happened_is_finished(machine, new_tag, interrupted):
     out, into = (fp.pool(new_tag(), machine.device, backup="host") for _ in range(2))
     leaving, leaving_before = filled(out, 2 * MIB, 1)
     arriving, arriving_before = filled(into, 2 * MIB, 2)
-    calls: list[str] = []
-    into.on_resume(lambda _: calls.append("on_resume"))
+    calls = recorded(into)
     fp.pause(into.tag)
     interrupted("swap")
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -127,25 +132,17 @@ def test_a_pool_that_another_thread_paused_meanwhile_is_left_paused(host, new_ta
 
 
 def test_callbacks_run_where_the_fence_of_an_interrupted_resume_cannot_be_had_again(
-    host, new_tag, interrupted, monkeypatch
+    host, new_tag, interrupted
 ):
     pool = fp.pool(new_tag(), "cpu", backup="host")
     tensor, before = filled(pool, MIB)
-    calls: list[str] = []
-    pool.on_resume(lambda _: calls.append("on_resume"))
+    calls = recorded(pool)
     fp.pause(pool.tag)
-    core = _core.resume
 
-    def first(*arguments):
-        monkeypatch.setattr(_core, "resume", second)
-        core(*arguments)
-        raise KeyboardInterrupt
-
-    def second(*_):
-        monkeypatch.setattr(_core, "resume", core)
+    def fail(*_):
         raise fp.DriverError("it is broken")
 
-    monkeypatch.setattr(_core, "resume", first)
+    interrupted("resume", then=fail)
     with pytest.raises(KeyboardInterrupt) as caught:
         fp.resume(pool.tag)
     assert (pool.state, calls) == ("active", ["on_resume"])
@@ -155,8 +152,7 @@ def test_callbacks_run_where_the_fence_of_an_interrupted_resume_cannot_be_had_ag
 
 def test_an_interrupt_between_the_core_and_the_callbacks_does_not_pass_over_them(host, new_tag, monkeypatch):
     pool = fp.pool(new_tag(), "cpu")
-    calls: list[str] = []
-    pool.on_resume(lambda _: calls.append("on_resume"))
+    calls = recorded(pool)
     fp.pause(pool.tag)
     set_restoring = transitions._set_restoring
 
