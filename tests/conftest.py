@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -147,10 +148,12 @@ if torch is not None:
     @pytest.fixture(autouse=True)
     def clean(request: pytest.FixtureRequest) -> Iterator[None]:
         """Undo a test's settings, close its pools, and look for what is still alive."""
+        # The traceback of a test that failed: it goes before what is alive is frozen, with the test's tensors.
+        sys.last_exc = sys.last_value = sys.last_traceback = None
         gc.collect()
         # What is alive now stays: collections from here on need not look at PyTorch and at the other tests.
         gc.freeze()
-        _close_pools()  # of a test that failed, whose traceback may keep some tensors even now
+        _close_pools()  # of a test that failed
         kept = {core.id for core in _core.pools()}
         _core.clear_problems()
         before = host_counts()
