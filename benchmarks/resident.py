@@ -23,6 +23,7 @@ from measuring.devices import EMULATED_BANDWIDTH, Device
 from reporting import result_files
 
 TAG = "resident"
+PART = 2**27  # words of a segment, 1 GiB: as `Pool.adopt` makes them
 
 
 def main(
@@ -63,12 +64,12 @@ def measure(where: Device, words: int, cycles: int) -> dict[str, list[float]]:
         return result
 
     pool = fp.pool(TAG, where.name, backup="resident")
-    tensor = pool.empty((words,), torch.int64)
-    tensor.random_()
+    sizes = [min(PART, words - start) for start in range(0, words, PART)]
+    tensors = [pool.empty((size,), torch.int64).random_() for size in sizes]
     timed("make host memory (once)", pool.prepare)
     for cycle in range(cycles):
-        tensor[0] = cycle
-        wanted = int(tensor.sum())
+        tensors[0][0] = cycle
+        wanted = total(tensors)
         where.synchronize()
         free = where.free_bytes()
         timed("pause", lambda: fp.pause(TAG))
@@ -77,21 +78,40 @@ def measure(where: Device, words: int, cycles: int) -> dict[str, list[float]]:
         require(
             released >= 0.97 * words * 8, f"the pause released {released} bytes of {words * 8} on the device"
         )
-        require(int(timed("paused: kernel reads", tensor.sum)) == wanted, "a kernel has read other contents")
-        view = pool.backup_of(tensor, copy=False)
-        require(
-            int(timed("paused: processor reads", view.sum)) == wanted, "the processor has read other contents"
-        )
-        timed("paused: kernel writes", functools.partial(tensor.fill_, cycle))
-        timed("paused: kernel reads and writes", functools.partial(tensor.add_, 1))
-        require(int(view[-1]) == cycle + 1, "the processor does not see what a kernel wrote")
-        del view
+        read = timed("paused: kernel reads", functools.partial(total, tensors))
+        require(read == wanted, "a kernel has read other contents")
+        views = [pool.backup_of(tensor, copy=False) for tensor in tensors]
+        read = timed("paused: processor reads", functools.partial(total, views))
+        require(read == wanted, "the processor has read other contents")
+        timed("paused: kernel writes", functools.partial(fill, tensors, cycle))
+        timed("paused: kernel reads and writes", functools.partial(add, tensors, 1))
+        is_seen = all(int(view[-1]) == cycle + 1 for view in views)
+        require(is_seen, "the processor does not see what a kernel wrote")
+        del views
         timed("resume, contents there", lambda: fp.resume(TAG).fence.synchronize())
-        require(bool((tensor == cycle + 1).all()), "what was written while it was paused is not there")
-        tensor.random_()
+        is_there = all(bool((tensor == cycle + 1).all()) for tensor in tensors)
+        require(is_there, "what was written while it was paused is not there")
+        for tensor in tensors:
+            tensor.random_()
+    tensors.clear()
     del tensor
     pool.close()
     return seconds
+
+
+def total(tensors: list[torch.Tensor]) -> int:
+    """The sum of all words, modulo 2**64 a tensor."""
+    return sum(int(part) for part in [tensor.sum() for tensor in tensors])
+
+
+def fill(tensors: list[torch.Tensor], value: int) -> None:
+    for tensor in tensors:
+        tensor.fill_(value)
+
+
+def add(tensors: list[torch.Tensor], value: int) -> None:
+    for tensor in tensors:
+        tensor.add_(value)
 
 
 def link(where: Device, words: int) -> dict[str, Any]:

@@ -26,12 +26,14 @@ def written(pool: fp.Pool, size: int, seed: int) -> tuple[torch.Tensor, torch.Te
 class Pair:
     """Two pools of the same size, the second one paused."""
 
-    def __init__(self, machine, tags, out: dict, into: dict, sizes=(2 * MIB, 3 * MIB, 2 * MIB)) -> None:
+    def __init__(
+        self, machine, tags, out: dict, into: dict, sizes=(2 * MIB, 3 * MIB, 2 * MIB), sizes_in=None
+    ) -> None:
         self.machine = machine
         self.out, self.into = (
             fp.pool(tag, machine.device, **options) for tag, options in zip(tags, (out, into), strict=True)
         )
-        self.held_in = [written(self.into, size, 10 + i) for i, size in enumerate(sizes)]
+        self.held_in = [written(self.into, size, 10 + i) for i, size in enumerate(sizes_in or sizes)]
         fp.pause(self.into.tag)
         self.held_out = [written(self.out, size, 20 + i) for i, size in enumerate(sizes)]
 
@@ -215,9 +217,10 @@ def test_with_room_for_both_every_copy_is_on_its_way_before_anything_is_released
 
 @pytest.mark.parametrize("spare", [0, 2 * MIB], ids=["no-room", "room-for-one"])
 def test_with_less_room_memory_is_passed_on_piece_by_piece(host, tags, spare):
-    """Batches are of 128 MiB: each one that is released lets the next segment in."""
+    """Batches are of 128 MiB: each one that is released lets the next segments of other sizes in."""
     fp.host_driver.configure(poisoned=True)
-    pair = Pair(host, tags, KEPT, KEPT, sizes=(128 * MIB, 2 * MIB, 128 * MIB))
+    sizes = (128 * MIB, 2 * MIB, 128 * MIB)
+    pair = Pair(host, tags, KEPT, KEPT, sizes, sizes_in=(64 * MIB, 66 * MIB, 4 * MIB, 124 * MIB))
     pair.out.prepare()
     pair.leave_free(spare)
     copied, released = calls("cuMemcpyHtoDAsync"), calls("cuMemRelease")
@@ -225,6 +228,37 @@ def test_with_less_room_memory_is_passed_on_piece_by_piece(host, tags, spare):
     eventually(
         lambda: calls("cuMemcpyHtoDAsync") > copied or not swapping.is_running(), "a copy in is submitted"
     )
+    swapping.result().fence.synchronize(timeout=60)
+    assert calls("cuMemRelease") == released + 3
+    pair.assert_swapped()
+
+
+@pytest.mark.parametrize("out", [KEPT, {"backup": "none"}], ids=["kept", "dropped"])
+def test_memory_of_the_same_size_is_handed_over_and_neither_released_nor_taken(host, tags, out):
+    """The driver scrubs what is released, and that takes the engine that copies into the device."""
+    pair = Pair(host, tags, out, KEPT)
+    pair.leave_free(0)
+    taken, released = calls("cuMemCreate"), calls("cuMemRelease")
+    swapped = pair.swap()
+    swapped.fence.synchronize(timeout=60)
+    assert calls("cuMemCreate") == taken + 1  # there was none
+    assert calls("cuMemRelease") == released
+    assert swapped.paused.bytes_released == swapped.resumed.bytes_mapped == 8 * MIB
+    pair.assert_swapped()
+
+
+def test_with_room_nothing_is_released_before_the_copies_out_have_ended(host, tags):
+    fp.host_driver.configure(host_waits=False)
+    sizes = (128 * MIB, 128 * MIB, 2 * MIB)
+    pair = Pair(host, tags, KEPT, KEPT, sizes)
+    pair.out.prepare()
+    released, unmapped = calls("cuMemRelease"), calls("cuMemUnmap")
+    fp.host_driver.configure(bandwidth=512 * MIB)
+    swapping = Job(pair.swap)
+    eventually(lambda: calls("cuMemUnmap") > unmapped, "the first batch has gone out")
+    assert pair.out.state == "pausing"
+    assert calls("cuMemRelease") == released
+    fp.host_driver.configure(bandwidth=0)
     swapping.result().fence.synchronize(timeout=60)
     assert calls("cuMemRelease") == released + 3
     pair.assert_swapped()

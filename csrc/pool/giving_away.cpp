@@ -1,5 +1,7 @@
 #include "pool/giving_away.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/problems.h"
 #include "pool/restore.h"
@@ -12,16 +14,25 @@ constexpr const char* kUnchanged = "Nothing was changed; pause again";
 }  // namespace
 
 GivingAway::GivingAway(Claims& claims, TransitionReport& report) : claims_(claims), report_(report) {
-  for (const auto& claim : claims) pools_.emplace_back(claim.get(), claim->segments());
+  std::size_t count = 0;
+  for (const auto& claim : claims) {
+    pools_.push_back({claim.get(), claim->segments()});
+    count += pools_.back().segments.size();
+  }
+  aside_.reserve(count);
 }
 
 void GivingAway::run(const std::vector<std::unique_ptr<CopyOut>>& copies, const Interrupt& interrupt) {
   const Scopes scopes(claims_.devices());  // all of them before anything is unmapped
   try {
     for (const auto& copy : copies) {
-      for (const CopyOut::Batch& batch : copy->batches()) give_away(*copy, batch, interrupt);
+      for (const CopyOut::Batch& batch : copy->batches()) {
+        set_aside(*copy, batch, interrupt);
+        release_the_rest();
+      }
     }
-    give_away_without_backup();
+    set_aside_without_backup();
+    release_the_rest();
   } catch (Error& error) {
     take_back(&error);
     throw;
@@ -31,7 +42,7 @@ void GivingAway::run(const std::vector<std::unique_ptr<CopyOut>>& copies, const 
   }
 }
 
-void GivingAway::give_away(const CopyOut& copy, const CopyOut::Batch& batch, const Interrupt& interrupt) {
+void GivingAway::set_aside(const CopyOut& copy, const CopyOut::Batch& batch, const Interrupt& interrupt) {
   const Pool::Claim& claim = copy.claim();
   Stopwatch watch;
   try {
@@ -46,30 +57,53 @@ void GivingAway::give_away(const CopyOut& copy, const CopyOut::Batch& batch, con
   for (Segment* segment : batch.segments) {
     unmap(claim, *segment);
     show(claim, *segment);
-    release(claim, *segment);
+    if (segment->physical != nullptr) aside_.emplace_back(&claim, segment);
   }
 }
 
-// Contents are dropped here, and cannot be brought back: everything is unmapped, which can be undone,
-// before the first is released, which cannot. A pool that was paused before gives up what it still
-// holds, except contents that are nowhere else.
-void GivingAway::give_away_without_backup() {
+std::unique_ptr<Physical> GivingAway::hand_over(const Device& device, std::size_t size) noexcept {
+  const auto fits = [&](const auto& entry) {
+    return &entry.first->device() == &device && entry.second->range.size() == size;
+  };
+  const auto found = std::find_if(aside_.begin(), aside_.end(), fits);
+  if (found == aside_.end()) return nullptr;
+  const auto [claim, segment] = *found;
+  aside_.erase(found);
+  std::unique_ptr<Physical> memory = std::move(segment->physical);
+  count_as_released(*claim, *segment);
+  return memory;
+}
+
+void GivingAway::release_the_rest() {
+  for (const auto& [claim, segment] : aside_) release(*claim, *segment);
+  aside_.clear();
+}
+
+// Everything is unmapped, which can be undone, before the first is released, which drops its contents.
+void GivingAway::set_aside_without_backup() {
   is_begun_ = true;
-  for (const bool is_releasing : {false, true}) {
-    for (const auto& [claim, segments] : pools_) {
-      if (claim->keeps_contents() && claim->state() == State::kActive) continue;  // given away already
-      for (Segment* segment : segments) {
-        if (is_only_copy(*claim, *segment)) {
-          if (is_releasing) report_.unreleased_bytes += segment->range.size();
-        } else if (is_releasing) {
-          release(*claim, *segment);
-        } else {
-          unmap(*claim, *segment);
-          show(*claim, *segment);
-        }
+  for (const auto& [claim, segments, is_dropped] : pools_) {
+    if (claim->keeps_contents() && claim->state() == State::kActive) continue;  // given away already
+    for (Segment* segment : segments) {
+      if (is_only_copy(*claim, *segment)) {
+        report_.unreleased_bytes += segment->range.size();
+        continue;
       }
+      unmap(*claim, *segment);
+      show(*claim, *segment);
+      if (segment->physical != nullptr) aside_.emplace_back(claim, segment);
     }
   }
+}
+
+bool GivingAway::is_dropped(const Pool::Claim& claim) const {
+  return std::any_of(pools_.begin(), pools_.end(),
+                     [&claim](const Own& own) { return own.claim == &claim && own.is_dropped; });
+}
+
+void GivingAway::note_dropped(const Pool::Claim& claim) noexcept {
+  if (claim.keeps_contents()) return;
+  for (Own& own : pools_) own.is_dropped = own.is_dropped || own.claim == &claim;
 }
 
 bool GivingAway::is_only_copy(const Pool::Claim& claim, const Segment& segment) {
@@ -78,10 +112,10 @@ bool GivingAway::is_only_copy(const Pool::Claim& claim, const Segment& segment) 
 
 std::size_t GivingAway::bytes_without_backup(const Device& device) const {
   std::size_t bytes = 0;
-  for (const auto& entry : pools_) {
-    const Pool::Claim& claim = *entry.first;
+  for (const Own& own : pools_) {
+    const Pool::Claim& claim = *own.claim;
     if (&claim.device() != &device || (claim.keeps_contents() && claim.state() == State::kActive)) continue;
-    bytes += memory_behind(entry.second,
+    bytes += memory_behind(own.segments,
                            [&claim](const Segment& segment) { return !is_only_copy(claim, segment); });
   }
   return bytes;
@@ -121,9 +155,7 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
   releasing_ += watch.lap();
   if (status == CUDA_SUCCESS) {
     segment.physical.reset();
-    segment.has_contents_kept = false;
-    is_any_released_ = true;
-    claims_.report_of(claim).bytes += segment.range.size();
+    count_as_released(claim, segment);
     return;
   }
   if (!is_any_released_) {
@@ -134,8 +166,16 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
   // What it holds counts no longer: the backup does, where views may be written to, or it was dropped, and
   // what comes after a resume is said by the fill.
   segment.has_contents_kept = false;
+  note_dropped(claim);
   report_.unreleased_bytes += segment.range.size();
   note(report_, {claim.pool().tag(), ": cuMemRelease was refused twice; the memory stays held for now"});
+}
+
+void GivingAway::count_as_released(const Pool::Claim& claim, Segment& segment) noexcept {
+  segment.has_contents_kept = false;
+  is_any_released_ = true;
+  note_dropped(claim);
+  claims_.report_of(claim).bytes += segment.range.size();
 }
 
 // Makes every pool active again as it was: memory that was kept is mapped, contents and all; what was
@@ -143,14 +183,15 @@ void GivingAway::release(const Pool::Claim& claim, Segment& segment) {
 // contents partly in the memory it keeps and partly in the backup: resume() puts them together.
 void GivingAway::take_back(Error* error) noexcept {
   if (!is_begun_) return;
-  for (const auto& [claim, segments] : pools_) {
+  for (const auto& [claim, segments, is_dropped] : pools_) {
     if (claim->state() == State::kPaused) continue;  // it was paused before
     bool is_lost = false;
     try {
       bool is_whole = true;
       for (Segment* segment : segments) {
-        // Where host memory shows, it is what counts: somebody may write to it.
-        segment->has_contents_kept = segment->physical != nullptr && segment->shown == nullptr;
+        // Where host memory shows, it is what counts: somebody may write to it. Of contents of which a part
+        // is gone nothing stays.
+        segment->has_contents_kept = segment->physical != nullptr && segment->shown == nullptr && !is_dropped;
         is_whole = is_whole && segment->mapping != nullptr;
         is_lost = is_lost || (segment->physical == nullptr && !claim->keeps_contents());
       }

@@ -27,13 +27,23 @@ class GivingAway {
 
   // The same in steps, for a swap: every batch in turn, then the pools without a backup. Need Scopes of all
   // devices. Whoever takes the steps takes back what they have given away when anything fails later.
-  void give_away(const CopyOut& copy, const CopyOut::Batch& batch, const Interrupt& interrupt);
-  void give_away_without_backup();
+  //
+  // Each step unmaps memory and sets it aside, since somebody may have use for it. A batch is waited for.
+  void set_aside(const CopyOut& copy, const CopyOut::Batch& batch, const Interrupt& interrupt);
+  // Contents are not dropped yet. A pool that was paused before gives up what it still holds, except contents
+  // that are nowhere else.
+  void set_aside_without_backup();
+  // Memory of exactly that size that was set aside there; null when there is none. It counts as released.
+  std::unique_ptr<Physical> hand_over(const Device& device, std::size_t size) noexcept;
+  // Releases what is set aside and has not been handed over.
+  void release_the_rest();
   void take_back(Error* error) noexcept;
 
-  // What the last step releases there: memory whose contents are dropped, and what pools that were paused
+  // What the last step sets aside there: memory whose contents are dropped, and what pools that were paused
   // before still hold, as after a pause that could not be undone.
   std::size_t bytes_without_backup(const Device& device) const;
+  // Whether contents of a pool without a backup are gone.
+  bool is_dropped(const Pool::Claim& claim) const;
   // Contents of a paused pool that are nowhere but in its device memory, which stays.
   static bool is_only_copy(const Pool::Claim& claim, const Segment& segment);
 
@@ -42,14 +52,23 @@ class GivingAway {
   double seconds_releasing() const { return releasing_; }
 
  private:
+  struct Own {  // what each pool has
+    Pool::Claim* claim;
+    std::vector<Segment*> segments;
+    bool is_dropped = false;
+  };
+
   void unmap(const Pool::Claim& claim, Segment& segment);
   void release(const Pool::Claim& claim, Segment& segment);
+  void count_as_released(const Pool::Claim& claim, Segment& segment) noexcept;
+  void note_dropped(const Pool::Claim& claim) noexcept;
   void show(const Pool::Claim& claim, Segment& segment);
 
   Claims& claims_;
   TransitionReport& report_;
-  std::vector<std::pair<Pool::Claim*, std::vector<Segment*>>> pools_;  // what each of them has
-  bool is_begun_ = false;                                              // else there is nothing to take back
+  std::vector<Own> pools_;
+  std::vector<std::pair<const Pool::Claim*, Segment*>> aside_;  // unmapped, and not released yet
+  bool is_begun_ = false;                                       // else there is nothing to take back
   bool is_any_released_ = false;
   double waiting_ = 0;
   double unmapping_ = 0;

@@ -88,9 +88,7 @@ std::size_t Restore::bytes_wanted() const {
 std::size_t Restore::bytes_missing() const {
   std::size_t bytes = 0;
   for (const auto& staged : staged_) {
-    if (staged->segment.physical == nullptr && staged->physical == nullptr) {
-      bytes += staged->segment.range.size();
-    }
+    if (is_lacking(*staged)) bytes += staged->segment.range.size();
   }
   return bytes;
 }
@@ -100,8 +98,12 @@ void Restore::take_memory() {
   for (const auto& staged : staged_) take(*staged);
 }
 
+bool Restore::is_lacking(const Staged& staged) {
+  return staged.segment.physical == nullptr && staged.physical == nullptr;
+}
+
 void Restore::take(Staged& staged) {
-  if (staged.segment.physical != nullptr || staged.physical != nullptr) return;
+  if (!is_lacking(staged)) return;
   staged.physical = std::make_unique<Physical>(claim_.device(), staged.segment.range.size());
 }
 
@@ -138,12 +140,13 @@ void Restore::start(bool is_fine, const Interrupt& interrupt) {
   static_cast<void>(begin(is_fine));
 }
 
-Restore::Step Restore::advance() {
+Restore::Step Restore::advance(const Spare& spare) {
   if (next_ == staged_.size()) return Step::kDone;
   Staged& staged = *staged_[next_];
   const Device::Scope scope(claim_.device());
   Stopwatch watch;
   try {
+    if (spare && is_lacking(staged)) staged.physical = spare(claim_.device(), staged.segment.range.size());
     take(staged);
   } catch (const Error& error) {
     taking_ += watch.lap();

@@ -1,6 +1,7 @@
 // One pool's way back, during a resume.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -35,9 +36,11 @@ class Restore {
   // The same in steps, for a swap: start(), then advance() until there is nothing left, then finish().
   void start(bool is_fine, const Interrupt& interrupt);
   enum class Step { kDone, kNoMemory, kMoved };
-  // The next segment in allocation order: takes its memory, maps it and submits its copies. kNoMemory: the
-  // device has too little for it now, and nothing was taken.
-  Step advance();
+  // Memory of that size that somebody has no use for any more; null when there is none.
+  using Spare = std::function<std::unique_ptr<Physical>(const Device&, std::size_t)>;
+  // The next segment in allocation order: takes its memory, spare one before the device's, maps it and
+  // submits its copies. kNoMemory: the device has too little for it now, and nothing was taken.
+  Step advance(const Spare& spare);
   std::shared_ptr<const Marks> finish();
   double seconds_taking() const { return taking_; }
   double seconds_mapping() const { return mapping_; }
@@ -52,6 +55,7 @@ class Restore {
 
  private:
   struct Staged;
+  static bool is_lacking(const Staged& staged);
   void take(Staged& staged);
   static void map(Staged& staged);
   bool begin(bool is_fine);

@@ -78,12 +78,12 @@ class Arrivals {
     for_each([&](Restore& restore) { restore.start(is_fine_, interrupt); });
   }
 
-  // As far as there is memory now. Whether everything has been submitted.
-  bool advance() {
+  // As far as there is memory now, spare memory before the device's. Whether everything has been submitted.
+  bool advance(const Restore::Spare& spare = {}) {
     bool is_complete = true;
-    for_each([&is_complete](Restore& restore) {
+    for_each([&](Restore& restore) {
       Restore::Step step = Restore::Step::kMoved;
-      while (step == Restore::Step::kMoved) step = restore.advance();
+      while (step == Restore::Step::kMoved) step = restore.advance(spare);
       is_complete = is_complete && step == Restore::Step::kDone;
     });
     return is_complete;
@@ -190,10 +190,10 @@ void await_memory(Claims& out, const Arrivals& arrivals, double wait, const Inte
 }
 
 // After a failure the pools are active again, some without what they held: it was nowhere else.
-void say_what_is_lost(Claims& out, Error* error) noexcept {
+void say_what_is_lost(Claims& out, const GivingAway& giving_away, Error* error) noexcept {
   try {
     for (const auto& claim : out) {
-      if (claim->keeps_contents() || claim->state() != State::kActive) continue;
+      if (!giving_away.is_dropped(*claim) || claim->state() != State::kActive) continue;
       const std::string note =
           claim->pool().describe() +
           " was dropped before this failed: its memory is back, without its contents, and "
@@ -254,23 +254,35 @@ class Exchange {
     // harder to undo, and before what cannot be undone above all.
     bool is_complete = arrivals_.advance();
     if (is_complete) arrivals_.order(options, resumed);
+    // What one side lets go of is handed to the other where the sizes of segments agree. The driver scrubs
+    // what is released, which holds up copies into the device for about 4 ms a GiB: so the rest is released
+    // when the copies out have ended, unless the other side needs it before.
+    const auto spare = [this](const Device& device, std::size_t size) {
+      return giving_away_.hand_over(device, size);
+    };
     for (const auto& copy : copies_) {
       for (const CopyOut::Batch& batch : copy->batches()) {
-        giving_away_.give_away(*copy, batch, interrupt);
+        giving_away_.set_aside(*copy, batch, interrupt);
         if (is_complete) continue;
-        is_complete = arrivals_.advance();
+        is_complete = arrivals_.advance(spare);
+        if (!is_complete) {
+          giving_away_.release_the_rest();
+          is_complete = arrivals_.advance();
+        }
         if (is_complete) arrivals_.order(options, resumed);
       }
     }
+    giving_away_.release_the_rest();
     if (!is_complete) {
       // What follows cannot be undone: a capture that has begun meanwhile is found before it, not behind it.
       require_no_capture(devices, options.streams, "a swap");
       arrivals_.require_memory(
           [this](const Device& device) { return giving_away_.bytes_without_backup(device); });
     }
-    giving_away_.give_away_without_backup();
+    giving_away_.set_aside_without_backup();
+    if (!is_complete) static_cast<void>(arrivals_.advance(spare));
+    giving_away_.release_the_rest();
     if (is_complete) return;
-    is_dropped_ = true;
     arrivals_.advance_to_the_end();
     arrivals_.order(options, resumed);
   }
@@ -279,7 +291,7 @@ class Exchange {
   void undo(Error* error) noexcept {
     arrivals_.undo();
     giving_away_.take_back(error);
-    if (is_dropped_) say_what_is_lost(out_, error);
+    say_what_is_lost(out_, giving_away_, error);
     copies_.clear();
     backups_.restore();
   }
@@ -290,7 +302,6 @@ class Exchange {
   KeptBackups backups_;
   GivingAway giving_away_;
   Copies copies_;
-  bool is_dropped_ = false;
   double submitting_ = 0, digested_ = 0, provisioned_ = 0;
 };
 
