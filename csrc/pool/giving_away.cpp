@@ -74,6 +74,12 @@ std::unique_ptr<Physical> GivingAway::hand_over(const Device& device, std::size_
   return memory;
 }
 
+std::size_t GivingAway::bytes_aside() const {
+  std::size_t bytes = 0;
+  for (const auto& entry : aside_) bytes += entry.second->range.size();
+  return bytes;
+}
+
 void GivingAway::release_the_rest() {
   for (const auto& [claim, segment] : aside_) release(*claim, *segment);
   aside_.clear();

@@ -37,6 +37,7 @@ class GivingAway {
   std::unique_ptr<Physical> hand_over(const Device& device, std::size_t size) noexcept;
   // Releases what is set aside and has not been handed over.
   void release_the_rest();
+  std::size_t bytes_aside() const;
   void take_back(Error* error) noexcept;
 
   // What the last step sets aside there: memory whose contents are dropped, and what pools that were paused
