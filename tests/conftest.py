@@ -148,7 +148,7 @@ if torch is not None:
     @pytest.fixture(autouse=True)
     def clean(request: pytest.FixtureRequest) -> Iterator[None]:
         """Undo a test's settings, close its pools, and look for what is still alive."""
-        # The traceback of a test that failed: it goes before what is alive is frozen, with the test's tensors.
+        # The traceback of a test that failed goes before what is alive is frozen, with the test's tensors.
         sys.last_exc = sys.last_value = sys.last_traceback = None
         gc.collect()
         # What is alive now stays: collections from here on need not look at PyTorch and at the other tests.

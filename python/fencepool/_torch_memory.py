@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fencepool import _torch_snapshot
 from fencepool.division import TorchMemory
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ def look(ordinal: int, pools: Iterable[Pool]) -> TorchMemory | None:
     def pool_state(address: int) -> str | None:
         return next((state for pool, state in states if pool._core.contains(address)), None)
 
-    ask = torch.cuda.memory_snapshot
-    # Newer releases add the history that a program may be recording, which can be much.
-    options = {"include_traces": False} if "include_traces" in inspect.signature(ask).parameters else {}
-    return divide((one for one in ask(**options) if one["device"] == ordinal), pool_state)
+    return divide((one for one in _torch_snapshot.segments() if one["device"] == ordinal), pool_state)
 
 
 def divide(segments: Iterable[dict[str, Any]], pool_state: Callable[[int], str | None]) -> TorchMemory:

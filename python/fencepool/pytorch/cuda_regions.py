@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fencepool import _core
+from fencepool import _core, _torch_snapshot
 from fencepool._devices import DeviceName
 from fencepool._streams import capture_candidates
 from fencepool.errors import UnsupportedError
@@ -27,9 +27,8 @@ from fencepool.pytorch import regions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fencepool._torch_snapshot import MemPoolId
     from fencepool.pools import Pool
-
-MemPoolId = tuple[int, int]
 
 
 def require_mem_pools() -> None:
@@ -103,7 +102,7 @@ class MemPools:
         return {
             block["address"]: block["size"]
             for mem_pool_id in ids
-            for segment in _segments(mem_pool_id)
+            for segment in _torch_snapshot.segments(mem_pool_id)
             for block in segment["blocks"]
             if block["state"] == "inactive"
         }
@@ -116,13 +115,13 @@ class MemPools:
         with self._lock:
             idle, self._idle = self._idle, []
         for mem_pool in idle:
-            if any(_is_dead(segment, is_waiting) for segment in _segments(mem_pool.id)):
+            if any(_is_dead(segment, is_waiting) for segment in _torch_snapshot.segments(mem_pool.id)):
                 self.give_up(mem_pool)
             else:
                 with self._lock:
                     self._idle.append(mem_pool)
         with self._lock:
-            given_up = {mem_pool_id: _segments(mem_pool_id) for mem_pool_id in self._given_up}
+            given_up = {one: _torch_snapshot.segments(one) for one in self._given_up}
             self._given_up = {mem_pool_id for mem_pool_id, segments in given_up.items() if segments}
         if any(_is_dead(segment, is_waiting) for segments in given_up.values() for segment in segments):
             empty_cache(self._ordinal)
@@ -187,22 +186,13 @@ def _make_room(ordinal: int) -> None:
 
 def has_dead_segments(mem_pool_id: MemPoolId) -> bool:
     """Whether PyTorch holds memory of a MemPool in which nothing lives."""
-    return any(_is_dead(segment, is_waiting=False) for segment in _segments(mem_pool_id))
+    return any(_is_dead(segment, is_waiting=False) for segment in _torch_snapshot.segments(mem_pool_id))
 
 
 def _is_dead(segment: dict[str, Any], is_waiting: bool) -> bool:
     if is_waiting:
         return all(block["state"] != "active_allocated" for block in segment["blocks"])
     return bool(segment["active_size"] == 0)
-
-
-def _segments(mem_pool_id: MemPoolId) -> list[dict[str, Any]]:
-    snapshot: Any = torch.cuda.memory_snapshot
-    try:
-        segments = snapshot(mem_pool_id, include_traces=False)
-    except TypeError:  # before PyTorch 2.11
-        segments = snapshot(mem_pool_id)
-    return list(segments)
 
 
 # PyTorch's MemPools refer to their allocator by address, without keeping it: one for each slot, for good.

@@ -17,7 +17,7 @@ from fencepool.pytorch import cuda_regions, regions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fencepool.pytorch.cuda_regions import MemPoolId
+    from fencepool._torch_snapshot import MemPoolId
 
 
 class _GraphMemory:
