@@ -32,7 +32,7 @@ FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy analyze format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 
 check: docs cpp-tests soak fuzz engines wheels ## The long checks of continuous integration: docs, C++ tests, soak, fuzzing, engines, wheels
 
-check-all: check sanitizers ## Everything: also the Python tests under sanitizers
+check-all: check analyze sanitizers ## Everything: also the static analyzer, and the Python tests under sanitizers
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
@@ -101,7 +101,10 @@ clang-format: $(VENV)/.lint
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 
 clang-tidy: $(VENV)/.lint build/lint/compile_commands.json
-	$(PY) scripts/tidy.py build/lint
+	$(PY) scripts/tidy.py build/lint '--checks=-clang-analyzer-*'
+
+analyze: $(VENV)/.lint build/lint/compile_commands.json ## Clang's static analyzer, which takes twice as long as all other checks together
+	$(PY) scripts/tidy.py build/lint '--checks=-*,clang-analyzer-*'
 
 format: $(VENV)/.lint ## Rewrite the sources in the house style
 	$(PY) -m ruff check --fix --exit-zero $(FORMATTED_PYTHON)

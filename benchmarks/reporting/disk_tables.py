@@ -24,12 +24,13 @@ def disk_backup(document: Document) -> list[Table]:
     targets: list[tuple[str, ...]] = []
     for result in measured:
         pause, restore = figures.figure(result, "pause_weights"), figures.figure(result, "resume_weights")
+        is_all_written = "unchanged" not in result["id"]
         rows.append(
             (
                 result["id"],
                 milliseconds(pause.first),
                 spread(pause.later),
-                f"{alone['write'] / pause.median:.0%}",
+                f"{alone['write'] / pause.median:.0%}" if is_all_written else "",
                 spread(restore.later),
                 f"{alone['read'] / restore.median:.0%}",
                 result["cycles"][0]["contents"],
