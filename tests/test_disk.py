@@ -953,7 +953,7 @@ def test_a_buffer_that_cannot_be_asked_about_is_not_waited_for(host, new_tag, di
     _core.disarm_fault("host")
     resumed.fence.synchronize()
     fp.set_host_budget(None)
-    fp.resume(second.tag)
+    fp.resume(second.tag).fence.synchronize()
     for tensor, expected in kept:
         assert_same(tensor, expected)
 
