@@ -9,8 +9,12 @@ TORCH_INDEX ?=
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-# The releases of SGLang whose engines are run on the CPU; the older ones are patched, not plugged into.
-SGLANG ?= 0.5.23 0.5.11 0.5.6 0.4.9
+# The releases of SGLang whose engines are run on the CPU, and those in between. Before 0.5.11 it is patched, not
+# plugged into.
+SGLANG ?= 0.5.23 0.4.9
+MORE_SGLANG := 0.5.11 0.5.6
+# The versions of CPython that wheels are built for; by default the oldest and the newest that are here.
+WHEELS ?=
 
 # Of `make benchmarks`; BENCHMARKS="layers swap" for some of them.
 DEVICE ?= cuda:0
@@ -32,7 +36,7 @@ FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy analyze format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang $(SGLANG:%=engine-sglang-%) engines-vllm sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy analyze format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang more-engines engines-vllm more-wheels sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +49,7 @@ test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 
 check: docs cpp-tests soak fuzz engines wheels ## The long checks of continuous integration: docs, C++ tests, soak, fuzzing, engines, wheels
 
-check-all: check analyze sanitizers ## Everything: also the static analyzer, and the Python tests under sanitizers
+check-all: check more-engines more-wheels analyze sanitizers ## Everything: also what lies between the oldest and the newest releases, the static analyzer, and the Python tests under sanitizers
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
 	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
@@ -58,9 +62,11 @@ $(FUZZ_TARGETS): fuzz-%: $(VENV)/.fuzz $(VENV)/.built
 
 engines: engines-sglang engines-vllm ## Tests with real engines' own code, on the CPU
 
-engines-sglang: $(SGLANG:%=engine-sglang-%) ## Real SGLang engines on the CPU; SGLANG="0.5.23" for one release
+engines-sglang: $(SGLANG:%=engine-sglang-%) ## Real SGLang engines on the CPU, the newest and the oldest; SGLANG="0.5.11" for another
 
-$(SGLANG:%=engine-sglang-%): engine-sglang-%: $(VENV)/.test $(VENV)/.built
+more-engines: $(MORE_SGLANG:%=engine-sglang-%)
+
+engine-sglang-%: $(VENV)/.test $(VENV)/.built
 	scripts/engines.sh $(PY) $* $(PYTEST_ARGS)
 
 engines-vllm: $(VENV)/.test $(VENV)/.built ## Tests on the own code of real vLLM releases, which they fetch
@@ -79,8 +85,11 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.test
 benchmarks: $(VENV)/.test $(VENV)/.built ## The benchmarks, but for sglang_engine.py: DEVICE=cuda:0 DISK=/folder (RESULTS=folder)
 	scripts/benchmarks.sh $(PY) $(DEVICE) $(DISK) $(RESULTS) $(BENCHMARKS)
 
-wheels: $(VENV)/.wheels ## Source distribution and wheels, checked, tagged and used on CPython 3.10 to 3.13
-	$(PY) scripts/check_wheels.py
+wheels: $(VENV)/.wheels ## Source distribution and wheels, checked, tagged and used on the oldest and the newest CPython; WHEELS="3.12" for another
+	$(PY) scripts/check_wheels.py $(WHEELS)
+
+more-wheels: $(VENV)/.wheels
+	$(PY) scripts/check_wheels.py 3.11 3.12
 
 docs: $(VENV)/.docs $(VENV)/.built ## The documentation as a site, docs/_build/html/index.html; warnings are errors
 	$(PY) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -c docs . docs/_build/html

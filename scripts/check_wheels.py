@@ -1,6 +1,8 @@
-"""Builds a source distribution, wheels from it for every CPython from 3.10 to 3.13 that this machine
-has, gives each its manylinux tag, installs it into an environment of its own, and uses it there. What would
-go to PyPI is checked by twine.
+"""Builds a source distribution and wheels from it, gives each its manylinux tag, installs it into an
+environment of its own, and uses it there. What would go to PyPI is checked by twine.
+
+Usage: check_wheels.py [VERSION...], those of CPython, such as 3.12; by default the oldest and the newest
+of 3.10 to 3.13 that this machine has. What it does not have is left out, and said.
 
 The first interpreter builds against the CUDA toolkit where there is one, the others against NVIDIA's
 header package, so that both ways are tried.
@@ -56,7 +58,7 @@ def version_of(python: Path) -> tuple[int, int] | None:
 
 
 def interpreters() -> dict[tuple[int, int], Path]:
-    """One working interpreter for each version: the running one, then PATH, then pyenv's and others."""
+    """A working interpreter for each version: the running one, then PATH, then pyenv's and others."""
     candidates = [Path(sys.executable)]
     names = [f"python{major}.{minor}" for major, minor in VERSIONS]
     candidates += [Path(found) for found in map(shutil.which, names) if found]
@@ -110,20 +112,31 @@ def check(python: Path, sdist: Path, work: Path, environment: dict[str, str]) ->
     shutil.rmtree(work)
 
 
+def minor_of(version: str) -> int:
+    """Of "3.12", 12."""
+    return int(version.partition(".")[2])
+
+
 def main() -> None:
     """Raises when any interpreter's build or use fails."""
+    here = {f"{major}.{minor}": python for (major, minor), python in interpreters().items()}
+    wanted = sys.argv[1:] or list(dict.fromkeys([min(here, key=minor_of), max(here, key=minor_of)]))
+    for version in wanted:
+        if version not in here:
+            print(f"== CPython {version} is not here: left out", flush=True)
+    found = [version for version in wanted if version in here]
     with tempfile.TemporaryDirectory(prefix="fencepool-wheels-") as name:
         directory = Path(name)
         run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", directory, cwd=ROOT)
         (sdist,) = directory.glob("*.tar.gz")
         environment = {**os.environ, "FENCEPOOL_WERROR": "1"}
-        for index, (version, python) in enumerate(interpreters().items()):
+        for index, version in enumerate(found):
             if index == 1:
                 environment["FENCEPOOL_CUDA_HEADERS"] = "pypi"
-            print(f"== CPython {version[0]}.{version[1]} ({python})", flush=True)
-            work = directory / f"cp{version[0]}{version[1]}"
+            print(f"== CPython {version} ({here[version]})", flush=True)
+            work = directory / version
             work.mkdir()
-            check(python, sdist, work, environment)
+            check(here[version], sdist, work, environment)
 
 
 if __name__ == "__main__":
