@@ -52,7 +52,7 @@ check: docs cpp-tests soak fuzz engines wheels ## The long checks of continuous 
 check-all: check more-engines more-wheels analyze sanitizers ## Everything: also what lies between the oldest and the newest releases, the static analyzer, and the Python tests under sanitizers
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
-	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
 
 fuzz: $(FUZZ_TARGETS) ## Coverage-guided fuzzing of whatever parses; FUZZ_SECONDS=600 for longer
 

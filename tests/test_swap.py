@@ -590,3 +590,33 @@ def test_memory_freed_after_an_undo_that_could_not_wait_is_kept_while_copies_run
         if not failed:
             break
     assert not failed
+
+
+@pytest.mark.leaves
+def test_what_is_written_to_a_resident_pool_after_a_swap_that_failed_is_there_after_the_resume(host, new_tag):
+    """The pool was paused by a pause that failed and could not be undone: it holds its device memory still."""
+    resident = fp.pool(new_tag("resident"), "cpu", backup="resident")
+    into, dropped = fp.pool(new_tag("into"), "cpu", backup="host"), fp.pool(new_tag("dropped"), "cpu")
+    tensor = resident.empty((2 * MIB,), dtype=torch.uint8).fill_(3)
+    arriving, arriving_before = filled(into, 2 * MIB)
+    leaving, leaving_before = filled(dropped, 2 * MIB)
+    fp.pause(into.tag)
+    fp.pause(resident.tag)
+    fp.resume(resident.tag)  # its host memory is there from now on
+    _core.arm_fault("host", "cuMemMap", 1, True, 999)
+    with pytest.raises(fp.DriverError):
+        fp.pause(resident.tag)
+    _core.disarm_fault("host")
+    assert resident.state == "paused"
+    _core.arm_fault("host", "cuMemUnmap", 1, False, 999)
+    with pytest.raises(fp.DriverError):
+        fp.swap(pause=[resident, dropped], resume=into)
+    _core.disarm_fault("host")
+    assert (resident.state, dropped.state, into.state) == ("paused", "active", "paused")
+    assert_same(leaving, leaving_before)
+    assert bool((tensor == 3).all())
+    tensor.fill_(77)
+    fp.resume(resident.tag)
+    assert bool((tensor == 77).all())
+    fp.resume(into.tag)
+    assert_same(arriving, arriving_before)

@@ -49,6 +49,23 @@ def test_a_memory_pools_id_is_not_freed_by_asking_about_the_pool(monkeypatch, as
     assert sys.getrefcount(number) == before
 
 
+def test_an_interrupted_first_question_costs_no_number(monkeypatch):
+    asked = []
+
+    def interrupted(mempool_id=None, include_traces=True):
+        asked.append(mempool_id)
+        dropping(mempool_id, include_traces)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _torch_snapshot.segments(ID)
+    (unknown,) = asked
+    asked.clear()
+    # The tuple's and that of the call below, and what is lost is what was added.
+    assert [sys.getrefcount(unknown[at]) for at in range(2)] == [2, 2]
+
+
 def test_before_memory_pools_had_ids_nothing_is_asked_with(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [1, 2])
     assert _torch_snapshot.segments() == [1, 2]

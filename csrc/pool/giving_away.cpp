@@ -16,7 +16,7 @@ constexpr const char* kUnchanged = "Nothing was changed; pause again";
 GivingAway::GivingAway(Claims& claims, TransitionReport& report) : claims_(claims), report_(report) {
   std::size_t count = 0;
   for (const auto& claim : claims) {
-    pools_.push_back({claim.get(), claim->segments()});
+    pools_.push_back({claim.get(), claim->segments(), claim->state() == State::kPaused});
     count += pools_.back().segments.size();
   }
   aside_.reserve(count);
@@ -88,8 +88,8 @@ void GivingAway::release_the_rest() {
 // Everything is unmapped, which can be undone, before the first is released, which drops its contents.
 void GivingAway::set_aside_without_backup() {
   is_begun_ = true;
-  for (const auto& [claim, segments, is_dropped] : pools_) {
-    if (claim->keeps_contents() && claim->state() == State::kActive) continue;  // given away already
+  for (const auto& [claim, segments, was_paused, is_dropped] : pools_) {
+    if (claim->keeps_contents() && !was_paused) continue;  // set aside already
     for (Segment* segment : segments) {
       if (is_only_copy(*claim, *segment)) {
         report_.unreleased_bytes += segment->range.size();
@@ -102,14 +102,14 @@ void GivingAway::set_aside_without_backup() {
   }
 }
 
-bool GivingAway::is_dropped(const Pool::Claim& claim) const {
-  return std::any_of(pools_.begin(), pools_.end(),
-                     [&claim](const Own& own) { return own.claim == &claim && own.is_dropped; });
+const GivingAway::Own& GivingAway::own(const Pool::Claim& claim) const {
+  return *std::find_if(pools_.begin(), pools_.end(),
+                       [&claim](const Own& one) { return one.claim == &claim; });
 }
 
 void GivingAway::note_dropped(const Pool::Claim& claim) noexcept {
   if (claim.keeps_contents()) return;
-  for (Own& own : pools_) own.is_dropped = own.is_dropped || own.claim == &claim;
+  for (Own& one : pools_) one.is_dropped = one.is_dropped || one.claim == &claim;
 }
 
 bool GivingAway::is_only_copy(const Pool::Claim& claim, const Segment& segment) {
@@ -146,6 +146,7 @@ void GivingAway::show(const Pool::Claim& claim, Segment& segment) {
   Stopwatch watch;
   try {
     segment.shown = std::make_unique<Mapping>(segment.range, segment.stand_in->memory);
+    segment.has_contents_kept = false;  // of a pool that was paused before: what is written here now counts
   } catch (Error& error) {
     claim.pool().explain(error, segment.range.size(), kUnchanged);
     throw;
@@ -189,9 +190,9 @@ void GivingAway::count_as_released(const Pool::Claim& claim, Segment& segment) n
 // contents partly in the memory it keeps and partly in the backup: resume() puts them together.
 void GivingAway::take_back(Error* error) noexcept {
   if (!is_begun_) return;
-  for (const auto& [claim, segments, is_dropped] : pools_) {
-    if (claim->state() == State::kPaused) continue;  // it was paused before
-    bool is_lost = false;
+  for (const auto& [claim, segments, was_paused, is_dropped] : pools_) {
+    if (was_paused) continue;
+    bool is_lost = is_dropped;
     try {
       bool is_whole = true;
       for (Segment* segment : segments) {

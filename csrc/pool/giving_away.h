@@ -43,8 +43,9 @@ class GivingAway {
   // What the last step sets aside there: memory whose contents are dropped, and what pools that were paused
   // before still hold, as after a pause that could not be undone.
   std::size_t bytes_without_backup(const Device& device) const;
-  // Whether contents of a pool without a backup are gone.
-  bool is_dropped(const Pool::Claim& claim) const;
+  // Whether contents of a pool without a backup are gone, and whether a pool was paused to begin with.
+  bool is_dropped(const Pool::Claim& claim) const { return own(claim).is_dropped; }
+  bool was_paused(const Pool::Claim& claim) const { return own(claim).was_paused; }
   // Contents of a paused pool that are nowhere but in its device memory, which stays.
   static bool is_only_copy(const Pool::Claim& claim, const Segment& segment);
 
@@ -56,6 +57,7 @@ class GivingAway {
   struct Own {  // what each pool has
     Pool::Claim* claim;
     std::vector<Segment*> segments;
+    bool was_paused;
     bool is_dropped = false;
   };
 
@@ -63,6 +65,7 @@ class GivingAway {
   void release(const Pool::Claim& claim, Segment& segment);
   void count_as_released(const Pool::Claim& claim, Segment& segment) noexcept;
   void note_dropped(const Pool::Claim& claim) noexcept;
+  const Own& own(const Pool::Claim& claim) const;
   void show(const Pool::Claim& claim, Segment& segment);
 
   Claims& claims_;

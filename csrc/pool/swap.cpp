@@ -1,4 +1,5 @@
 // Two sets of pools changing places: one is paused while the other one is resumed.
+#include <algorithm>
 
 #include "base/clock.h"
 #include "base/naps.h"
@@ -98,6 +99,15 @@ class Arrivals {
     static_cast<void>(advance());
   }
 
+  // Waits so many seconds for the copies in to end.
+  void settle(double seconds, const Interrupt& interrupt) {
+    const double deadline = now_seconds() + seconds;
+    std::size_t at = 0;
+    for_each([&](Restore&) {
+      static_cast<void>(fences_.own[at++]->synchronize(std::max(0.0, deadline - now_seconds()), interrupt));
+    });
+  }
+
   // The fences, and everything later behind them.
   void order(const ResumeOptions& options, TransitionReport& report) {
     std::vector<std::shared_ptr<const Marks>> marks;
@@ -191,15 +201,18 @@ void await_memory(Claims& out, const Arrivals& arrivals, double wait, const Inte
   }
 }
 
-// After a failure the pools are active again, some without what they held: it was nowhere else.
+// After a failure the pools are as they were, some without what they held: it was nowhere else.
 void say_what_is_lost(Claims& out, const GivingAway& giving_away, Error* error) noexcept {
   try {
     for (const auto& claim : out) {
-      if (!giving_away.is_dropped(*claim) || claim->state() != State::kActive) continue;
+      if (!giving_away.is_dropped(*claim)) continue;
+      const bool is_active = claim->state() == State::kActive;
+      if (!is_active && !giving_away.was_paused(*claim))
+        continue;  // the note on what could not be undone says it
       const std::string note =
-          claim->pool().describe() +
-          " was dropped before this failed: its memory is back, without its contents, and "
-          "holds what its fill says";
+          claim->pool().describe() + " was dropped before this failed: its memory " +
+          (is_active ? "is back, without its contents, and holds" : "comes back without its contents, with") +
+          " what its fill says";
       if (error != nullptr) {
         error->add_note(note);
       } else {
@@ -274,25 +287,23 @@ class Exchange {
         if (is_complete) arrivals_.order(options, resumed);
       }
     }
-    // Copies in that are about to end go first. Nothing is lost where they are not: they would have been held
-    // up for as long.
     if (is_complete) {
+      giving_away_.set_aside_without_backup();
+      // Copies in that are about to end go first. Nothing is lost where they are not: they would have been
+      // held up for as long.
       watch.lap();
-      static_cast<void>(resumed.fence->synchronize(
-          static_cast<double>(giving_away_.bytes_aside()) * kScrubbing, interrupt));
+      arrivals_.settle(static_cast<double>(giving_away_.bytes_aside()) * kScrubbing, interrupt);
       submitting_ += watch.lap();
+      giving_away_.release_the_rest();
+      return;
     }
-    giving_away_.release_the_rest();
-    if (!is_complete) {
-      // What follows cannot be undone: a capture that has begun meanwhile is found before it, not behind it.
-      require_no_capture(devices, options.streams, "a swap");
-      arrivals_.require_memory(
-          [this](const Device& device) { return giving_away_.bytes_without_backup(device); });
-    }
+    // What follows cannot be undone: a capture that has begun meanwhile is found before it, not behind it.
+    require_no_capture(devices, options.streams, "a swap");
+    arrivals_.require_memory(
+        [this](const Device& device) { return giving_away_.bytes_without_backup(device); });
     giving_away_.set_aside_without_backup();
-    if (!is_complete) static_cast<void>(arrivals_.advance(spare));
+    static_cast<void>(arrivals_.advance(spare));
     giving_away_.release_the_rest();
-    if (is_complete) return;
     arrivals_.advance_to_the_end();
     arrivals_.order(options, resumed);
   }

@@ -98,8 +98,9 @@ struct SwapReport {
 };
 
 // A pause of `out` and a resume of `in` at once: each side copies on streams of its own while the other one
-// does. Device memory for `in` is taken as far as there is some at the start, and as that of `out` is
-// released. No pool may be on both sides. The streams of the two options are the same.
+// does. Device memory for `in` is taken as far as there is some at the start, and as `out` lets go of its
+// own, which goes over to a segment of the same size or is released. No pool may be on both sides. The
+// streams of the two options are the same.
 //
 // All or nothing over both sides, as either alone. Pools of `out` whose contents are not kept are released
 // last; when `in` needs their memory, a failure after that brings them back without their contents, and a

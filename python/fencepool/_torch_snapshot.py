@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +26,12 @@ def segments(mem_pool_id: MemPoolId | None = None) -> list[dict[str, Any]]:
     Thread-safe.
     """
     ask = sys.modules["torch"].cuda.memory_snapshot
-    parameters = _parameters(ask)
-    # Newer releases add the history that a program may be recording, which can be much.
-    options = {"include_traces": False} if "include_traces" in parameters else {}
-    if "mempool_id" not in parameters:  # before 2.7, which is given nothing
-        return list(ask(**options))
+    if "mempool_id" not in _parameters(ask):  # an older one, which is given nothing
+        return list(ask())
     if _drops_references(ask):
-        for number in (*(mem_pool_id or (0, 0)), False):
+        for number in _given(ask, mem_pool_id):
             _add_reference(number)
-    return list(ask(mem_pool_id, **options))
+    return list(ask(mem_pool_id, **_options(ask)))
 
 
 @functools.cache
@@ -43,23 +39,30 @@ def _parameters(ask: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(ask).parameters)
 
 
+def _options(ask: Callable[..., Any]) -> dict[str, bool]:
+    # Newer releases add the history that a program may be recording, which can be much.
+    return {"include_traces": False} if "include_traces" in _parameters(ask) else {}
+
+
+def _given(ask: Callable[..., Any], mem_pool_id: MemPoolId | None) -> tuple[int, ...]:
+    """What PyTorch passes on to the function that drops references."""
+    if options := _options(ask):
+        return (*(mem_pool_id or (0, 0)), *options.values())
+    return mem_pool_id or ()
+
+
 @functools.cache
 def _drops_references(ask: Callable[..., Any]) -> bool:
     """Try it, with numbers that only this function knows."""
-    options = {"include_traces": False} if "include_traces" in _parameters(ask) else {}
     unknown = (int("4000000001"), int("4000000002"))  # no MemPool's id
-    spare = list(unknown)  # so that they outlive the loss of a reference
+    for number in _given(ask, unknown):  # beforehand: whatever comes in between, none is missing
+        _add_reference(number)
     before = _references(unknown)
-    ask(unknown, **options)
-    after = _references(unknown)
-    for number, lost in zip(unknown, map(operator.sub, before, after), strict=True):
-        for _ in range(lost):
-            _add_reference(number)
-    del spare
-    return after != before
+    ask(unknown, **_options(ask))
+    return _references(unknown) != before
 
 
-def _references(numbers: tuple[int, ...]) -> list[int]:
+def _references(numbers: MemPoolId) -> list[int]:
     return [sys.getrefcount(number) for number in numbers]
 
 

@@ -59,7 +59,7 @@ class PauseReport:
 
     @property
     def bytes_released(self) -> int:
-        """Device memory given back, over all pools."""
+        """Device memory given back, over all pools; in a swap also what went to the other side."""
         return sum(pool.bytes for pool in self.pools)
 
 

@@ -33,10 +33,10 @@ def swap(
 
     What is paused is copied to its backup while what is resumed is copied back, on streams of their own, so
     that both directions of the link are in use. Where the device has room for everything at once, the
-    copies overlap in full. Where it has not, the resumed pools take memory piece by piece, as that of the
-    paused ones is released. But for the time it takes, everything is as in :func:`pause` followed by
-    :func:`resume`: work in flight ends first, the paused memory is released when the call returns, and what
-    comes later runs behind the restore, as ``order`` says. Backups of both sides exist at the same time.
+    copies overlap in full. Where it has not, the resumed pools take memory piece by piece, as the paused ones
+    let go of theirs. But for the time it takes, everything is as in :func:`pause` followed by
+    :func:`resume`: work in flight ends first, the paused memory is released, or with the resumed pools, when
+    the call returns, and what comes later runs behind the restore, as ``order`` says. Backups of both sides exist at the same time.
     Thread-safe. Backups on a disk are written before the copies in begin, and read segment by segment.
 
     When it raises, but for :class:`CallbackError`, both sides are as they were, contents included, and the
