@@ -594,7 +594,7 @@ def test_memory_freed_after_an_undo_that_could_not_wait_is_kept_while_copies_run
 
 @pytest.mark.leaves
 def test_what_is_written_to_a_resident_pool_after_a_swap_that_failed_is_there_after_the_resume(host, new_tag):
-    """The pool was paused by a pause that failed and could not be undone: it holds its device memory still."""
+    """The pool was paused by a pause that failed and could not be undone: it holds its memory still."""
     resident = fp.pool(new_tag("resident"), "cpu", backup="resident")
     into, dropped = fp.pool(new_tag("into"), "cpu", backup="host"), fp.pool(new_tag("dropped"), "cpu")
     tensor = resident.empty((2 * MIB,), dtype=torch.uint8).fill_(3)

@@ -36,8 +36,9 @@ def swap(
     copies overlap in full. Where it has not, the resumed pools take memory piece by piece, as the paused ones
     let go of theirs. But for the time it takes, everything is as in :func:`pause` followed by
     :func:`resume`: work in flight ends first, the paused memory is released, or with the resumed pools, when
-    the call returns, and what comes later runs behind the restore, as ``order`` says. Backups of both sides exist at the same time.
-    Thread-safe. Backups on a disk are written before the copies in begin, and read segment by segment.
+    the call returns, and what comes later runs behind the restore, as ``order`` says. Backups of both sides
+    exist at the same time. Thread-safe. Backups on a disk are written before the copies in begin, and read
+    segment by segment.
 
     When it raises, but for :class:`CallbackError`, both sides are as they were, contents included, and the
     call can be made again. There is one exception: pools whose contents are dropped are released last, but
