@@ -9,10 +9,10 @@ TORCH_INDEX ?=
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-# The releases of SGLang whose engines are run on the CPU, and those in between. Before 0.5.11 it is patched, not
-# plugged into.
-SGLANG ?= 0.5.23 0.4.9
-MORE_SGLANG := 0.5.11 0.5.6
+# The release of SGLang whose engines are run on the CPU, and older ones. Before 0.5.11 it is patched, not plugged
+# into.
+SGLANG ?= 0.5.23
+MORE_SGLANG := 0.5.11 0.5.6 0.4.9
 # The versions of CPython that wheels are built for; by default the oldest and the newest that are here.
 WHEELS ?=
 
@@ -36,7 +36,7 @@ FORMATTED_PYTHON := setup.py python tests scripts docs/conf.py $(wildcard benchm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy analyze format build wheels soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang more-engines engines-vllm more-wheels sanitizers sanitize-address sanitize-thread clean distclean
+.PHONY: help demo test check check-all benchmarks docs lint ruff mypy stubtest clang-format clang-tidy analyze format build wheels soak more-soak cpp-tests $(CPP_TESTS) cpp-tests-plain fuzz $(FUZZ_TARGETS) engines engines-sglang more-engines engines-vllm more-wheels sanitizers sanitize-address sanitize-thread clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,10 +49,13 @@ test: $(VENV)/.test $(VENV)/.built ## Set up, then run the fast tests
 
 check: docs cpp-tests soak fuzz engines wheels ## The long checks of continuous integration: docs, C++ tests, soak, fuzzing, engines, wheels
 
-check-all: check more-engines more-wheels analyze sanitizers ## Everything: also what lies between the oldest and the newest releases, the static analyzer, and the Python tests under sanitizers
+check-all: check more-soak more-engines more-wheels analyze sanitizers ## Everything: also older releases of SGLang, the other CPythons, the slowest soak tests, the static analyzer, and the Python tests under sanitizers
 
 soak: $(VENV)/.test $(VENV)/.built ## Soak tests
-	$(PY) -m pytest -m soak -n $(PYTEST_WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
+	$(PY) -m pytest -m "soak and not release" -n $(PYTEST_WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
+
+more-soak: $(VENV)/.test $(VENV)/.built
+	$(PY) -m pytest -m release -n $(PYTEST_WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
 
 fuzz: $(FUZZ_TARGETS) ## Coverage-guided fuzzing of whatever parses; FUZZ_SECONDS=600 for longer
 
@@ -62,7 +65,7 @@ $(FUZZ_TARGETS): fuzz-%: $(VENV)/.fuzz $(VENV)/.built
 
 engines: engines-sglang engines-vllm ## Tests with real engines' own code, on the CPU
 
-engines-sglang: $(SGLANG:%=engine-sglang-%) ## Real SGLang engines on the CPU, the newest and the oldest; SGLANG="0.5.11" for another
+engines-sglang: $(SGLANG:%=engine-sglang-%) ## Real SGLang engines on the CPU, the newest release; SGLANG="0.5.11" for another
 
 more-engines: $(MORE_SGLANG:%=engine-sglang-%)
 

@@ -63,7 +63,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 if torch is not None:
     from support.machine import Machine, host_counts, warm_up_gpu
-    from support.policies import HOST, KEEPING, POLICIES, VIEWED, Policy
+    from support.policies import HOST, KEEPING, LATER, POLICIES, VIEWED, Policy
 
     DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
     PAIRS = [
@@ -82,9 +82,7 @@ if torch is not None:
         return request.param
 
     def _params(policies: list[Policy]) -> list[Any]:
-        """All of them; one that does in tests what another one does, only slower, is for `make soak`."""
-        marks = {"disk-once": [pytest.mark.soak]}
-        return [pytest.param(one, id=one.name, marks=marks.get(one.name, [])) for one in policies]
+        return [pytest.param(one, id=one.name, marks=LATER.get(one.name, [])) for one in policies]
 
     @pytest.fixture(params=_params(POLICIES))
     def policy(request: pytest.FixtureRequest) -> Policy:

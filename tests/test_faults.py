@@ -33,7 +33,7 @@ from support.faults import (
     sweep,
 )
 from support.machine import Machine
-from support.policies import BY_NAME, POLICIES, Policy
+from support.policies import BY_NAME, LATER, POLICIES, Policy
 from support.waiting import eventually
 
 _numbers = itertools.count()
@@ -304,7 +304,9 @@ def cases(policies: list[Policy]) -> list[Any]:
             scenario,
             policy,
             id=f"{policy.name}-{scenario.name.replace(' ', '-')}",
-            marks=[] if scenario.name in QUICK.get(policy.name, ()) else [pytest.mark.soak],
+            marks=[]
+            if scenario.name in QUICK.get(policy.name, ())
+            else (LATER.get(policy.name) or [pytest.mark.soak]),
         )
         for policy in policies
         for scenario in SCENARIOS

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.contents import assert_same, is_same, pattern
 
 
@@ -80,3 +82,5 @@ VIEWED = [policy for policy in KEEPING if policy.backup != "disk"]
 # Where digests tell what has changed.
 DIGESTED = [policy for policy in POLICIES if policy.backup in ("host", "disk")]
 BY_NAME = {policy.name: policy for policy in POLICIES}
+# Whose tests wait: it does in them what another one does, only slower.
+LATER = {"disk-once": [pytest.mark.soak, pytest.mark.release]}
