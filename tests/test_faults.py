@@ -298,15 +298,19 @@ def is_worth_it(scenario: Scenario, policy: Policy) -> bool:
     return scenario.suits(policy) and (policy.retain or scenario.name in OF_BACKUPS_THAT_GO)
 
 
+def marks_of(scenario: Scenario, policy: Policy) -> list[Any]:
+    if scenario.name in QUICK.get(policy.name, ()):
+        return []
+    return LATER.get(policy.name, [pytest.mark.soak])
+
+
 def cases(policies: list[Policy]) -> list[Any]:
     return [
         pytest.param(
             scenario,
             policy,
             id=f"{policy.name}-{scenario.name.replace(' ', '-')}",
-            marks=[]
-            if scenario.name in QUICK.get(policy.name, ())
-            else (LATER.get(policy.name) or [pytest.mark.soak]),
+            marks=marks_of(scenario, policy),
         )
         for policy in policies
         for scenario in SCENARIOS
