@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("torch")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-RECORDED = BENCHMARKS / "results" / "resume_latency-nvidia-h200-7b-2026-11-30T141305.json"
+RECORDED = BENCHMARKS / "results" / "resume_latency-nvidia-h200-7b-2026-12-01T022432.json"
 OPERATIONS = {"pause_kv", "pause_weights", "resume_weights", "resume_kv"}
 
 
