@@ -191,7 +191,12 @@ void GivingAway::count_as_released(const Pool::Claim& claim, Segment& segment) n
 void GivingAway::take_back(Error* error) noexcept {
   if (!is_begun_) return;
   for (const auto& [claim, segments, was_paused, is_dropped] : pools_) {
-    if (was_paused) continue;
+    if (was_paused) {
+      // Of contents of which a part is gone nothing stays.
+      for (Segment* segment : segments)
+        segment->has_contents_kept = segment->has_contents_kept && !is_dropped;
+      continue;
+    }
     bool is_lost = is_dropped;
     try {
       bool is_whole = true;
