@@ -112,15 +112,11 @@ def check(python: Path, sdist: Path, work: Path, environment: dict[str, str]) ->
     shutil.rmtree(work)
 
 
-def minor_of(version: str) -> int:
-    """Of "3.12", 12."""
-    return int(version.partition(".")[2])
-
-
 def main() -> None:
     """Raises when any interpreter's build or use fails."""
     here = {f"{major}.{minor}": python for (major, minor), python in interpreters().items()}
-    wanted = sys.argv[1:] or list(dict.fromkeys([min(here, key=minor_of), max(here, key=minor_of)]))
+    ends = list(here)[:1] + list(here)[1:][-1:]
+    wanted = sys.argv[1:] or ends
     for version in wanted:
         if version not in here:
             print(f"== CPython {version} is not here: left out", flush=True)

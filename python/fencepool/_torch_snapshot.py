@@ -26,12 +26,17 @@ def segments(mem_pool_id: MemPoolId | None = None) -> list[dict[str, Any]]:
     Thread-safe.
     """
     ask = sys.modules["torch"].cuda.memory_snapshot
-    if "mempool_id" not in _parameters(ask):  # an older one, which is given nothing
+    if not knows_mem_pools():  # an older one, which is given nothing
         return list(ask())
     if _drops_references(ask):
         for number in _given(ask, mem_pool_id):
             _add_reference(number)
     return list(ask(mem_pool_id, **_options(ask)))
+
+
+def knows_mem_pools() -> bool:
+    """Whether this PyTorch can be asked about one MemPool. It has to be imported."""
+    return "mempool_id" in _parameters(sys.modules["torch"].cuda.memory_snapshot)
 
 
 @functools.cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import inspect
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ def require_mem_pools() -> None:
     if (
         hasattr(torch.cuda, "MemPool")
         and hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
-        and "mempool_id" in inspect.signature(torch.cuda.memory_snapshot).parameters
+        and _torch_snapshot.knows_mem_pools()
     ):
         return
     raise UnsupportedError(
