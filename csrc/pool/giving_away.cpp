@@ -54,11 +54,13 @@ void GivingAway::set_aside(const CopyOut& copy, const CopyOut::Batch& batch, con
   waiting_ += watch.lap();
   is_begun_ = true;
   for (Segment* segment : batch.segments) segment->is_backed_up = true;
-  for (Segment* segment : batch.segments) {
-    unmap(claim, *segment);
-    show(claim, *segment);
-    if (segment->physical != nullptr) aside_.emplace_back(&claim, segment);
-  }
+  for (Segment* segment : batch.segments) set_aside(claim, *segment);
+}
+
+void GivingAway::set_aside(const Pool::Claim& claim, Segment& segment) {
+  unmap(claim, segment);
+  show(claim, segment);
+  if (segment.physical != nullptr) aside_.emplace_back(&claim, &segment);
 }
 
 std::unique_ptr<Physical> GivingAway::hand_over(const Device& device, std::size_t size) noexcept {
@@ -93,11 +95,9 @@ void GivingAway::set_aside_without_backup() {
     for (Segment* segment : segments) {
       if (is_only_copy(*claim, *segment)) {
         report_.unreleased_bytes += segment->range.size();
-        continue;
+      } else {
+        set_aside(*claim, *segment);
       }
-      unmap(*claim, *segment);
-      show(*claim, *segment);
-      if (segment->physical != nullptr) aside_.emplace_back(claim, segment);
     }
   }
 }

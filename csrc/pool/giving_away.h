@@ -61,6 +61,7 @@ class GivingAway {
     bool is_dropped = false;
   };
 
+  void set_aside(const Pool::Claim& claim, Segment& segment);
   void unmap(const Pool::Claim& claim, Segment& segment);
   void release(const Pool::Claim& claim, Segment& segment);
   void count_as_released(const Pool::Claim& claim, Segment& segment) noexcept;
